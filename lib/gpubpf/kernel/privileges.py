@@ -119,8 +119,12 @@ class Privileges:
     def keep(self, kept: Iterable[int], here: bool) -> None:
         """Set the capabilities that are needed from now on. Raises SessionError.
 
+        Without CAP_SYS_PTRACE, as in most containers, all that this thread has are needed: Linux lets a thread read the list of
+        mappings of a process only if the thread has each capability of the process (ptrace(2)), and the command has those of the tool.
+
         here: this thread drops all other capabilities now and for good, also for the processes that it starts."""
-        self._kept = frozenset(kept)
+        has = effective()
+        self._kept = frozenset(kept) if SYS_PTRACE in has else has.union(kept)
         if here:
             self.apply()
 

@@ -100,6 +100,30 @@ def test_threads_give_up_by_themselves() -> None:
     assert first == second == privileges.MEASURING & before
 
 
+LOOKS = """
+import subprocess, sys
+from pathlib import Path
+from gpubpf.kernel import privileges
+with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as command:
+    made = privileges.Privileges()
+    made.keep(privileges.MEASURING, True)
+    Path(f"/proc/{command.pid}/maps").read_bytes()
+    print(sorted(privileges.effective() - privileges.MEASURING), privileges.SYS_PTRACE in privileges.effective())
+"""
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("without", "kept"),
+    [("-sys_ptrace", "False"), ("-sys_ptrace,-setpcap", "False"), ("-sys_nice", "[] True")],
+)
+def test_a_tool_sees_its_command_in_a_container(without: str, kept: str) -> None:
+    """Without CAP_SYS_PTRACE, a tool that had dropped a capability could no longer look at the command, which has it."""
+    words = ["setpriv", f"--bounding-set={without}", "--inh-caps=-all", sys.executable, "-c", LOOKS]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip().endswith(kept)
+
+
 def test_ptxas_runs_without_privileges(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
