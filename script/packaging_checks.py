@@ -352,9 +352,13 @@ def usable_examples(programs: Path) -> list[str]:
     """Return the names of the programs in a directory whose libraries this machine has."""
     found = [name for name in (*EXAMPLES, HIP_EXAMPLE) if (programs / name).exists()]
     known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True).stdout
-    if HIP_EXAMPLE in found and "libamdhip64.so" not in known:
-        say(f"left out: {HIP_EXAMPLE}, without AMD's runtime")
-        found.remove(HIP_EXAMPLE)
+    if HIP_EXAMPLE in found:
+        # hipcc here builds for one version of AMD's runtime, and each version has a name of its own.
+        text = (programs / HIP_EXAMPLE).read_bytes().decode("latin-1")
+        needed = re.findall(r"libamdhip64\.so\.\d+", text)[:1]
+        if not any(name in known for name in needed):
+            say(f"left out: {HIP_EXAMPLE}, without AMD's runtime {' '.join(needed)}")
+            found.remove(HIP_EXAMPLE)
     return found
 
 
