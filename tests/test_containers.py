@@ -6,6 +6,7 @@ the embedded device's, and a script does the work of NVIDIA's program for hooks.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -75,7 +76,8 @@ def edits(hook: Path) -> dict[str, object]:
     shutil.which("podman") is None or shutil.which("runc") is None, reason="needs podman and runc"
 )
 def test_a_tool_in_a_container_finds_the_driver_that_cdi_mounts(tmp_path: Path) -> None:
-    program = gpubpf_examples.build("vectoradd") / "vectoradd"
+    examples = gpubpf_examples.build("vectoradd", "training")
+    program = examples / "vectoradd"
     # The program's own runtime. NVIDIA's does not run on the embedded device.
     shutil.copy2(gpubpf_examples.DEVICE / "libcudart.so.13", tmp_path)
     hook = tmp_path / "hook"
@@ -95,6 +97,7 @@ def test_a_tool_in_a_container_finds_the_driver_that_cdi_mounts(tmp_path: Path) 
         ldconfig -p | grep 'libcuda.so.1 '
         {sys.executable} {ROOT}/tools/gpubpf check --json | grep '"nvidia-gpu"'
         {sys.executable} {ROOT}/tools/threadhist.py -- {program} 19 5 1 23
+        {sys.executable} {ROOT}/tools/gpumem.py -- {examples}/training
         export CUDASIM_PYTHON={sys.executable} CUDASIM_PYTHONPATH={ROOT}/lib
         LD_LIBRARY_PATH={tmp_path} {program} 19 5 1 23 && echo "without a tool, too"
         readlink -f /usr/lib/x86_64-linux-gnu/libcuda.so
@@ -110,6 +113,10 @@ def test_a_tool_in_a_container_finds_the_driver_that_cdi_mounts(tmp_path: Path) 
     assert "=> /lib/x86_64-linux-gnu/libcuda.so.1" in done.stdout
     assert "libcuda.so.1 is the embedded device" in done.stdout
     assert "23 launches, 5 threads" in done.stdout, done.stderr
+    # Functions of the host are named although the tool has no CAP_SYS_PTRACE.
+    assert re.search(r"held in 2 allocations from 1 host stack\n(.*\n)+1.00 KB .* main\n", done.stdout), (
+        done.stdout
+    )
     assert "without a tool, too" in done.stdout, done.stderr
     assert f"{LIBRARIES}/libcuda.so.{DRIVER}" in done.stdout
     assert not Path(f"{LIBRARIES}/libcuda.so.{DRIVER}").exists()  # nothing stays
