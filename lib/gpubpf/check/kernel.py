@@ -143,7 +143,7 @@ def compiler(machine: Machine) -> Finding:
     """The compiler for device programs that are not prebuilt."""
     consequence = "gpucount, gpudist, gputrace and tools of your own do not work"
     found = clang.find()
-    if compiling.usable():
+    if compiling.usable() or (found is None and compiling.found_bcc()):
         if _is_bcc():
             return ok("bcc")
         value = "the Python module bcc is another project's"
@@ -177,10 +177,11 @@ def _is_bcc() -> bool:
 
 def headers(machine: Machine) -> Finding | None:
     """Whether bcc finds kernel headers. clang needs none."""
-    if not compiling.usable() or not _is_bcc():
+    if not compiling.found_bcc() or not _is_bcc():
         return None
     with contextlib.suppress(OSError):
         if compiling.has_kernel_headers():
             return ok("found by bcc")
-    consequence = "gpucount, gpudist, gputrace and tools of your own do not work as root"
+    others = "" if clang.find() else "gpucount, gpudist, gputrace and "
+    consequence = f"{others}tools of your own do not work as root"
     return Finding(MISSING, "bcc finds none", consequence, compiling.INSTALL_HEADERS)

@@ -211,9 +211,14 @@ def _import_bcc() -> Any:
     return bcc
 
 
-def usable() -> bool:
-    """Return whether bcc can compile here: its module is installed, and this thread may load programs and maps."""
+def found_bcc() -> bool:
+    """Return whether bcc's module is installed, and this thread may load programs and maps, as bcc does to compile."""
     return privileges.capable() and importlib.util.find_spec("bcc") is not None
+
+
+def usable() -> bool:
+    """Return whether bcc can compile here: it also needs kernel headers."""
+    return found_bcc() and has_kernel_headers()
 
 
 _NO_CAUSE = "bcc: compilation failed; correct the C text"

@@ -22,6 +22,7 @@ import gpubpf_host
 from gpubpf.calls import device_times
 from gpubpf.check import profilers, software, table
 from gpubpf.check.finding import LIMITED, MISSING, OK, STATES, UNKNOWN
+from gpubpf.ebpf import clang
 from gpubpf.errors import missing_package
 from gpubpf.kernel import bpf_syscall, syscalls
 
@@ -474,7 +475,11 @@ def test_no_compiler(tmp_path: Path) -> None:
 def test_no_kernel_headers() -> None:
     pytest.importorskip("bcc")
     hidden = "mount -t tmpfs t /usr/src; mount -t tmpfs t /lib/modules; mount -t tmpfs t /sys/kernel"
-    expect(one("kernel-headers", mounted(hidden)), MISSING, "bcc finds none")
+    found = one("kernel-headers", mounted(hidden))
+    expect(found, MISSING, "bcc finds none")
+    if clang.find():  # it compiles instead of bcc
+        assert found["consequence"] == "tools of your own do not work as root"
+        assert "clang" in one("compiler", mounted(hidden))["value"]
 
 
 # --- isolation -------------------------------------------------------------------------------------------------

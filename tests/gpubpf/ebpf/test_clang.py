@@ -146,6 +146,21 @@ def test_errors_are_one_line(old: str, new: str, message: str | None) -> None:
     assert message in str(found.value) and "\n" not in str(found.value)
 
 
+def test_bcc_without_kernel_headers_leaves_it_to_clang(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Debian's bcc does not bring the headers; without them, root could do less than an ordinary user."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compile, "found_bcc", lambda: True)
+    monkeypatch.setattr(compile, "has_kernel_headers", lambda: False)
+    if clang.find() is None:
+        pytest.skip("needs clang")
+    asked = compile.program_key(TEXT, any_user=True)
+    assert "on_exit" in compile.compile_text(TEXT + "/* without headers */", any_user=True).functions
+    monkeypatch.setattr(compile, "has_kernel_headers", lambda: True)
+    assert compile.program_key(TEXT, any_user=True) != asked
+
+
 def test_without_bcc_the_error_names_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bcc", None)
     monkeypatch.setattr(sys, "prefix", "/somewhere/venv")
