@@ -49,25 +49,12 @@ GPU_SITE_ARRAY(shared_cells, struct gpu_shared_traffic);
 GPU_SITE_ARRAY(unaddressed_cells, struct gpu_unaddressed_traffic);
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
-enum kind { PLAIN, BYTES, COPIED, UPDATED };     /* BYTES: of --granule 1; the width of copies may vary; atomics update */
+enum kind { PLAIN, BYTES, COPIED, UPDATED, KEPT };  /* BYTES: of --granule 1; the width of copies may vary; KEPT: for on_…_again */
+
+enum coverage { COUNTED, COVERED, OWNED };       /* also the bytes that a request touches; and the kernel that touches them */
 
 /* Add a request of these lanes, as if the others had a false predicate; 0: of all lanes. */
-static inline int in_global(gpu_mask lanes, struct gpu_access *ctx, int kind) {
-    int site = ctx->site;
-    u64 address = ctx->address;
-    gpu_mask together = kind == UPDATED ? gpu_match(address) : 0;
-    struct gpu_request request = {address, ctx->width, lanes, .varies = kind == COPIED, .updates = kind == UPDATED};
-    struct gpu_traffic *cell = global_cells.lookup(&site);
-    if (!cell)
-        return 0;
-    gpu_add_request(cell, &request);
-    if (kind == UPDATED)
-        gpu_count_updates(cell, site, address, together);
-    return 0;
-}
-
-/* The same, with the bytes that it touches, and with by_kernel also the kernel that touches them. */
-static inline int in_covered(gpu_mask lanes, struct gpu_access *ctx, int kind, int by_kernel) {
+static inline int in_global(gpu_mask lanes, struct gpu_access *ctx, int kind, int coverage) {
     int site = ctx->site;
     u64 address = ctx->address;
     gpu_mask together = kind == UPDATED ? gpu_match(address) : 0;
@@ -76,16 +63,19 @@ static inline int in_covered(gpu_mask lanes, struct gpu_access *ctx, int kind, i
                                   .bytes = kind == BYTES};
     if (!cell)
         return 0;
-    gpu_add_covered(cell, &request, ctx->effect, by_kernel);
+    if (coverage == COUNTED)
+        gpu_add_request(cell, &request);
+    else
+        gpu_add_covered(cell, &request, ctx->effect, coverage == OWNED);
     if (kind == UPDATED)
         gpu_count_updates(cell, site, address, together);
     return 0;
 }
 
 /* The bytes that a request touches, where another one stands for it. */
-static inline int in_repeated(gpu_mask lanes, struct gpu_access *ctx, int kind, int by_kernel) {
+static inline int in_repeated(gpu_mask lanes, struct gpu_access *ctx, int kind, int coverage) {
     struct gpu_request request = {ctx->address, ctx->width, lanes, .bytes = kind == BYTES};
-    return gpu_mark(&request, ctx->effect, by_kernel);
+    return gpu_mark(&request, ctx->effect, coverage == OWNED);
 }
 
 static inline int in_local(gpu_mask lanes, struct gpu_access *ctx) {
@@ -98,8 +88,14 @@ static inline int in_local(gpu_mask lanes, struct gpu_access *ctx) {
 static inline int in_shared(gpu_mask lanes, struct gpu_access *ctx, int kind) {
     int site = ctx->site;
     struct gpu_shared_traffic *cell = shared_cells.lookup(&site);
-    struct gpu_request request = {ctx->address, ctx->width, lanes, .updates = kind == UPDATED};
-    return cell ? gpu_add_shared_request(cell, &request) : 0;
+    struct gpu_request request = {ctx->address, ctx->width, lanes, .updates = kind == UPDATED, .keeps = kind == KEPT};
+    return !cell ? 0 : kind == KEPT ? gpu_keep_shared_request(cell, &request) : gpu_add_shared_request(cell, &request);
+}
+
+int on_shared_again(struct gpu_access_again *ctx) {
+    int site = ctx->site;
+    struct gpu_shared_traffic *cell = shared_cells.lookup(&site);
+    return cell ? gpu_add_again(&cell->cell, cell, ctx->kept, ctx->width, ctx->count) : 0;
 }
 
 static inline int in_unaddressed(gpu_mask lanes, struct gpu_access *ctx) {
@@ -108,24 +104,25 @@ static inline int in_unaddressed(gpu_mask lanes, struct gpu_access *ctx) {
     return cell ? gpu_add_unaddressed_request(cell, lanes) : 0;
 }
 
-int on_global(struct gpu_access *ctx) { return in_global(0, ctx, PLAIN); }
-int on_copied(struct gpu_access *ctx) { return in_global(0, ctx, COPIED); }
-int on_updated(struct gpu_access *ctx) { return in_global(0, ctx, UPDATED); }
-int on_covered_global(struct gpu_access *ctx) { return in_covered(0, ctx, BYTES, 0); }
-int on_covered_coarse(struct gpu_access *ctx) { return in_covered(0, ctx, PLAIN, 0); }
-int on_covered_copied(struct gpu_access *ctx) { return in_covered(0, ctx, COPIED, 0); }
-int on_covered_updated(struct gpu_access *ctx) { return in_covered(0, ctx, UPDATED, 0); }
-int on_owned_global(struct gpu_access *ctx) { return in_covered(0, ctx, BYTES, 1); }
-int on_owned_coarse(struct gpu_access *ctx) { return in_covered(0, ctx, PLAIN, 1); }
-int on_owned_copied(struct gpu_access *ctx) { return in_covered(0, ctx, COPIED, 1); }
-int on_owned_updated(struct gpu_access *ctx) { return in_covered(0, ctx, UPDATED, 1); }
-int on_covered_repeated_global(struct gpu_access *ctx) { return in_repeated(0, ctx, BYTES, 0); }
-int on_covered_repeated_coarse(struct gpu_access *ctx) { return in_repeated(0, ctx, PLAIN, 0); }
-int on_owned_repeated_global(struct gpu_access *ctx) { return in_repeated(0, ctx, BYTES, 1); }
-int on_owned_repeated_coarse(struct gpu_access *ctx) { return in_repeated(0, ctx, PLAIN, 1); }
+int on_global(struct gpu_access *ctx) { return in_global(0, ctx, PLAIN, COUNTED); }
+int on_copied(struct gpu_access *ctx) { return in_global(0, ctx, COPIED, COUNTED); }
+int on_updated(struct gpu_access *ctx) { return in_global(0, ctx, UPDATED, COUNTED); }
+int on_covered_global(struct gpu_access *ctx) { return in_global(0, ctx, BYTES, COVERED); }
+int on_covered_coarse(struct gpu_access *ctx) { return in_global(0, ctx, PLAIN, COVERED); }
+int on_covered_copied(struct gpu_access *ctx) { return in_global(0, ctx, COPIED, COVERED); }
+int on_covered_updated(struct gpu_access *ctx) { return in_global(0, ctx, UPDATED, COVERED); }
+int on_owned_global(struct gpu_access *ctx) { return in_global(0, ctx, BYTES, OWNED); }
+int on_owned_coarse(struct gpu_access *ctx) { return in_global(0, ctx, PLAIN, OWNED); }
+int on_owned_copied(struct gpu_access *ctx) { return in_global(0, ctx, COPIED, OWNED); }
+int on_owned_updated(struct gpu_access *ctx) { return in_global(0, ctx, UPDATED, OWNED); }
+int on_covered_repeated_global(struct gpu_access *ctx) { return in_repeated(0, ctx, BYTES, COVERED); }
+int on_covered_repeated_coarse(struct gpu_access *ctx) { return in_repeated(0, ctx, PLAIN, COVERED); }
+int on_owned_repeated_global(struct gpu_access *ctx) { return in_repeated(0, ctx, BYTES, OWNED); }
+int on_owned_repeated_coarse(struct gpu_access *ctx) { return in_repeated(0, ctx, PLAIN, OWNED); }
 int on_local(struct gpu_access *ctx) { return in_local(0, ctx); }
 int on_shared(struct gpu_access *ctx) { return in_shared(0, ctx, PLAIN); }
 int on_shared_updated(struct gpu_access *ctx) { return in_shared(0, ctx, UPDATED); }
+int on_kept_shared(struct gpu_access *ctx) { return in_shared(0, ctx, KEPT); }
 int on_unaddressed(struct gpu_access *ctx) { return in_unaddressed(0, ctx); }
 
 /* With --block or --thread: the chosen lanes; 0 in lanes that are not chosen. */
@@ -139,24 +136,25 @@ static inline gpu_mask chosen(void) {
 
 #define CHOSEN(_in, _more...) ({ gpu_mask lanes = chosen(); lanes ? _in(lanes, ctx, ##_more) : 0; })
 
-int on_chosen_global(struct gpu_access *ctx) { return CHOSEN(in_global, PLAIN); }
-int on_chosen_copied(struct gpu_access *ctx) { return CHOSEN(in_global, COPIED); }
-int on_chosen_updated(struct gpu_access *ctx) { return CHOSEN(in_global, UPDATED); }
-int on_chosen_covered_global(struct gpu_access *ctx) { return CHOSEN(in_covered, BYTES, 0); }
-int on_chosen_covered_coarse(struct gpu_access *ctx) { return CHOSEN(in_covered, PLAIN, 0); }
-int on_chosen_covered_copied(struct gpu_access *ctx) { return CHOSEN(in_covered, COPIED, 0); }
-int on_chosen_covered_updated(struct gpu_access *ctx) { return CHOSEN(in_covered, UPDATED, 0); }
-int on_chosen_owned_global(struct gpu_access *ctx) { return CHOSEN(in_covered, BYTES, 1); }
-int on_chosen_owned_coarse(struct gpu_access *ctx) { return CHOSEN(in_covered, PLAIN, 1); }
-int on_chosen_owned_copied(struct gpu_access *ctx) { return CHOSEN(in_covered, COPIED, 1); }
-int on_chosen_owned_updated(struct gpu_access *ctx) { return CHOSEN(in_covered, UPDATED, 1); }
-int on_chosen_covered_repeated_global(struct gpu_access *ctx) { return CHOSEN(in_repeated, BYTES, 0); }
-int on_chosen_covered_repeated_coarse(struct gpu_access *ctx) { return CHOSEN(in_repeated, PLAIN, 0); }
-int on_chosen_owned_repeated_global(struct gpu_access *ctx) { return CHOSEN(in_repeated, BYTES, 1); }
-int on_chosen_owned_repeated_coarse(struct gpu_access *ctx) { return CHOSEN(in_repeated, PLAIN, 1); }
+int on_chosen_global(struct gpu_access *ctx) { return CHOSEN(in_global, PLAIN, COUNTED); }
+int on_chosen_copied(struct gpu_access *ctx) { return CHOSEN(in_global, COPIED, COUNTED); }
+int on_chosen_updated(struct gpu_access *ctx) { return CHOSEN(in_global, UPDATED, COUNTED); }
+int on_chosen_covered_global(struct gpu_access *ctx) { return CHOSEN(in_global, BYTES, COVERED); }
+int on_chosen_covered_coarse(struct gpu_access *ctx) { return CHOSEN(in_global, PLAIN, COVERED); }
+int on_chosen_covered_copied(struct gpu_access *ctx) { return CHOSEN(in_global, COPIED, COVERED); }
+int on_chosen_covered_updated(struct gpu_access *ctx) { return CHOSEN(in_global, UPDATED, COVERED); }
+int on_chosen_owned_global(struct gpu_access *ctx) { return CHOSEN(in_global, BYTES, OWNED); }
+int on_chosen_owned_coarse(struct gpu_access *ctx) { return CHOSEN(in_global, PLAIN, OWNED); }
+int on_chosen_owned_copied(struct gpu_access *ctx) { return CHOSEN(in_global, COPIED, OWNED); }
+int on_chosen_owned_updated(struct gpu_access *ctx) { return CHOSEN(in_global, UPDATED, OWNED); }
+int on_chosen_covered_repeated_global(struct gpu_access *ctx) { return CHOSEN(in_repeated, BYTES, COVERED); }
+int on_chosen_covered_repeated_coarse(struct gpu_access *ctx) { return CHOSEN(in_repeated, PLAIN, COVERED); }
+int on_chosen_owned_repeated_global(struct gpu_access *ctx) { return CHOSEN(in_repeated, BYTES, OWNED); }
+int on_chosen_owned_repeated_coarse(struct gpu_access *ctx) { return CHOSEN(in_repeated, PLAIN, OWNED); }
 int on_chosen_local(struct gpu_access *ctx) { return CHOSEN(in_local); }
 int on_chosen_shared(struct gpu_access *ctx) { return CHOSEN(in_shared, PLAIN); }
 int on_chosen_shared_updated(struct gpu_access *ctx) { return CHOSEN(in_shared, UPDATED); }
+int on_chosen_kept_shared(struct gpu_access *ctx) { return CHOSEN(in_shared, KEPT); }
 int on_chosen_unaddressed(struct gpu_access *ctx) { return CHOSEN(in_unaddressed); }
 
 /* With --sass: what nothing else tells about an access of machine code. It is the same each time. */
@@ -289,6 +287,8 @@ def attach(b: BPF, options: MemoryOptions) -> None:
     if sass:
         b.attach_gpu_access(kernels, "on_seen", (*moves, "atomic"), ("global", "shared", "local"))
     else:
+        b.attach_gpu_access(kernels, f"on_{which}kept_shared", moves, ("shared",), alike, keeps=True)
+        b.attach_gpu_access_again(kernels, "on_shared_again", moves, ("shared",))
         b.attach_gpu_access(kernels, f"on_{which}unaddressed", spaces=UNADDRESSED_SPACES)
 
 

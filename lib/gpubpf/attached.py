@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 # Null probes: kernels are replaced by copies whose probes are empty. The slowdown of a program is then the cost of the copies alone,
 # such as loads from global memory in place of constant memory. This is for benchmarks. It is not an option, since nothing is measured.
 NULL_PROBE_VARIABLE = "GPUBPF_NULL_PROBE"
+# Programs at accesses run at each execution, also where registers could count executions (Probe.keeps). Tests compare both.
+EACH_ACCESS_VARIABLE = "GPUBPF_EACH_ACCESS"
 EMPTY = Fragment(function="empty", ptx="{\n}", arguments=())
 
 
@@ -169,6 +171,7 @@ class Attached:
                 sampled=self.sampling.unit if self.sampling else "",
             )
             for probe in self.probes
+            if not (probe.keeps and os.environ.get(EACH_ACCESS_VARIABLE))
         ]
         if self.budget is not None and self.probes:
             from gpubpf.inject import cost
@@ -198,7 +201,9 @@ class Attached:
                 functools.cache(functools.partial(self._amd_programs.wave_program, probe.program))
             )
             for probe in (() if null_probes() else self.probes)
-            if not probe.repeats  # no accesses are known to be alike
+            if not probe.repeats
+            and not probe.keeps
+            and probe.point != "access_again"  # no accesses are known to be alike
         ]
 
     def runs_on_amd(self) -> bool:
@@ -217,6 +222,8 @@ class Attached:
 
         missing: dict[str, list[str]] = {}  # what kernels of AMD GPUs lack → the programs that need it
         for probe in self.probes:
+            if probe.keeps or probe.point == "access_again":
+                continue
             if lack := lacking(probe, self.fragment(probe).arguments):
                 missing.setdefault(lack, []).append(
                     self.titles.get(probe.program, f"{probe.program} ({probe.point})")

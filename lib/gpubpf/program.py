@@ -191,6 +191,7 @@ class BPF:
         spaces: str | Iterable[str] = SPACES,
         alike: int = 0,
         repeats: bool = False,
+        keeps: bool = False,
     ) -> None:
         """Run `fn_name`, whose context is `struct gpu_access`, in each thread before a memory access.
 
@@ -202,6 +203,8 @@ class BPF:
             bytes, or, if the addresses are equal modulo this number, by any constant. Then the program runs only once for loads or
             stores that are known to differ in this way. The sites of the other accesses name the probed site as `like`.
         repeats: run the program only for those other accesses.
+        keeps: in loops, run the program only for the first of many executions that are known to be alike, in place of the other
+            programs without `repeats`. It keeps a number (gpu_keep) for the program of `attach_gpu_access_again`. NVIDIA GPUs only.
         """
         probe = Probe(
             fn_name,
@@ -211,6 +214,7 @@ class BPF:
             spaces=_selected((*SPACES, *UNADDRESSED_SPACES), spaces, "a memory space"),
             alike=alike,
             repeats=repeats,
+            keeps=keeps,
         )
         reads = {argument.field for argument in self.attached.fragment(probe).arguments}
         if "address" in reads and set(UNADDRESSED_SPACES) & set(probe.spaces):
@@ -218,6 +222,29 @@ class BPF:
                 f"{fn_name} reads ctx->address, which accesses to textures, surfaces and tensors lack"
             )
         self.attached.add(probe)
+
+    def attach_gpu_access_again(
+        self,
+        kernel: str | Iterable[str] = (),
+        fn_name: str = "",
+        kinds: str | Iterable[str] = KINDS,
+        spaces: str | Iterable[str] = SPACES,
+    ) -> None:
+        """Run `fn_name`, whose context is `struct gpu_access_again`, for many executions of an access at once.
+
+        It gets the number that the program attached with `keeps` has kept, and how often the thread has executed the access since.
+
+        kinds, spaces: as for the program that keeps the number.
+        """
+        self.attached.add(
+            Probe(
+                fn_name,
+                "access_again",
+                kernels=_patterns(kernel),
+                kinds=_selected(KINDS, kinds, "a kind of memory access"),
+                spaces=_selected(SPACES, spaces, "a memory space"),
+            )
+        )
 
     def attach_gpu_basic_block(
         self, kernel: str | Iterable[str] = (), fn_name: str = "", loops: str = ""

@@ -62,6 +62,7 @@ CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "barrier_arrive": _fields("launch", "site", "barrier", "threads"),
     "barrier_leave": _fields("launch", "site", "barrier", "threads", "waited"),
     "access": _fields("launch", "site", "address", "width", "space", "kind", "active", "effect"),
+    "access_again": _fields("launch", "site", "width", "kept", "count"),
     "basic_block": _fields("launch", "site", "active", "instructions", "regions"),
     "branch": _fields("launch", "site", "active", "taken", "region"),
     "value": _fields(

@@ -253,6 +253,7 @@ _TABLE = (
     Helper(621, "gpu_any", (_number("predicate"),), (0, 1), Use("any"), stand_in=StandIn.NUMBER),
     Helper(622, "gpu_group", (), _32_BITS, Use("special", "group"), stand_in=StandIn.NUMBER),
     Helper(623, "gpu_global_warp", (), _32_BITS, Use("global_warp"), stand_in=StandIn.NUMBER),
+    Helper(624, "gpu_keep", (_VALUE,), _ANY, Use("keep", points=("access",)), stand_in=StandIn.NUMBER),
 )
 # fmt: on
 HELPERS: Mapping[int, Helper] = {helper.number: helper for helper in _TABLE}

@@ -34,6 +34,9 @@ class Probe(Record, Generic[Program]):
     loops: at `basic_block`, one of LOOPS: run the program only at heads of these loops. At `value`, not "": only at loads and atomics
         that alone decide whether a loop ends (`ptx/loops.py`). At `entry` and `exit`, not "": only in kernels that may not end.
     repeats: at `access`, run the program only for loads and stores that are alike to an earlier access.
+    keeps: at `access`, run the program only for accesses that can be deferred (`inject/deferral.py`), in place of those without this
+        flag and `repeats`. It keeps a number for the program at `access_again` that is attached to the same kinds and spaces.
+        `alike` is not 0.
     kernels: `--kernel` patterns; () means all kernels. The injectors do not read it: each kernel has its own list of probes.
     unconditional: set by the injector of PTX where only chosen threads reach the probe (split.py), so that the probe does not
         test whether its thread is chosen.
@@ -49,6 +52,7 @@ class Probe(Record, Generic[Program]):
     sampled: Unit | Literal[""] = ""
     alike: int = 0
     repeats: bool = False
+    keeps: bool = False
     loops: str = ""
     kernels: tuple[str, ...] = ()
     unconditional: bool = False

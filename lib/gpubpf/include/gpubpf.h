@@ -79,6 +79,18 @@ struct gpu_access {
     u64 effect;  /* GPU_READS | GPU_WRITES; a copy reads its source and writes its destination */
 };
 
+/*
+ * For accesses that lanes made again and again in a loop, each time as the program that is attached with keeps=True saw them. It runs in
+ * each thread that kept a number, when the thread leaves the kernel or when other lanes make the access. A thread may run this alone.
+ */
+struct gpu_access_again {
+    u64 launch;
+    u64 site;
+    u64 width;
+    u64 kept;  /* what the other program kept (gpu_keep) */
+    u64 count; /* how often the thread made the access since then */
+};
+
 /* In each thread that enters a basic block. */
 struct gpu_basic_block {
     u64 launch;
@@ -254,6 +266,11 @@ static u32 (*gpu_group)(void) = (void *)622;
  * together, or none.
  */
 static void (*gpu_seldom)(void) = (void *)620;
+/*
+ * In a program at accesses that is attached with keeps=True: keep a number of this thread, not 0, until the program at `access_again` runs
+ * for this access. The last call counts.
+ */
+static void (*gpu_keep)(u64 value) = (void *)624;
 
 /*
  * Collective helpers: they work on the active lanes, those of the warp that run this together. Bit 0 of a mask is lane 0. After a

@@ -59,7 +59,10 @@ struct gpu_request {
     int follow;                     /* flag: find out which lanes are side by side, for `row` and `ahead` */
     int updates;                    /* flag: count distinct addresses */
     int bytes;                      /* flag: a granule (gpubpf_coverage.h) is a byte, whatever the parameter says */
+    int keeps;                      /* flag: keep what this lane would add, for gpu_add_again, instead of adding it */
     u32 row, ahead;                 /* lanes in this lane's row, 0 if another lane has the same address; lanes before it */
+    u32 place, sectors, accesses, phases, ways, gaps;    /* with `keeps`: 1 + the index in `requests`, or 0; the fields of the cell */
+    s32 step;                       /* with `keeps`, of STRIDED: the distance in bytes */
 };
 
 #if GPU_LANES > 32
@@ -91,6 +94,27 @@ struct gpu_request {
 #define GPUBPF_LANE (gpu_lane() & (GPU_LANES - 1))
 #define GPUBPF_BELOW(_lane) (((gpu_mask)1 << (_lane)) - 1)
 #define GPUBPF_COUNT(_place, _more) __sync_fetch_and_add(&(_place), _more)
+/* The same for a field of `cell`, of `banked`, or for one of the requests: `request` says whether to keep the number instead. */
+#define GPUBPF_ADD_TO(_of, _field, _more)            \
+    do {                                             \
+        if (request->keeps)                          \
+            request->_field += (_more);              \
+        else                                         \
+            GPUBPF_COUNT((_of)->_field, _more);      \
+    } while (0)
+#define GPUBPF_ADD(_field, _more) GPUBPF_ADD_TO(cell, _field, _more)
+#define GPUBPF_ADD_KNOWN(_field, _more)              /* of accesses, if the width is known */ \
+    do {                                             \
+        if (!request->keeps)                         \
+            GPUBPF_COUNT(cell->_field, _more);       \
+    } while (0)
+#define GPUBPF_ADD_REQUEST(_pattern)                 \
+    do {                                             \
+        if (request->keeps)                          \
+            request->place = 1 + (_pattern);         \
+        else                                         \
+            GPUBPF_COUNT(cell->requests[_pattern], 1); \
+    } while (0)
 
 /*
  * x / y for a y that divides x, both of 32 bits: x times the inverse of y's odd part modulo 2^32. A division takes twice as many
@@ -115,10 +139,10 @@ static inline void gpubpf_raise(u64 *most, u64 value) {
  * Adds, for each phase, the most words in one bank. The lanes of a phase access 128 bytes together, in words of 1 << shift bytes. Returns
  * the lanes of `before` that are in this lane's phase.
  */
-static inline gpu_mask gpubpf_add_ways(struct gpu_shared_traffic *banked, u64 address, u32 shift, gpu_mask before) {
+static inline gpu_mask gpubpf_add_ways(struct gpu_shared_traffic *banked, struct gpu_request *request, u32 shift, gpu_mask before) {
     u32 lane = GPUBPF_LANE, together = 128 >> (shift & 7), phase = lane << shift >> 7;
     gpu_mask phase_lanes = (gpu_mask)((1ull << together) - 1) << (phase * together & (GPU_LANES - 1));
-    u64 word = address >> shift;
+    u64 word = request->address >> shift;
     gpu_mask words = gpu_ballot(!(gpu_match(word << 3 | phase) & before));  /* one lane for each word */
     u64 ways = gpu_popcount(gpu_match((word & (together - 1)) << 3 | phase) & words), most = 0;
 
@@ -130,14 +154,18 @@ static inline gpu_mask gpubpf_add_ways(struct gpu_shared_traffic *banked, u64 ad
     }
     gpubpf_raise(&banked->ways_max, ways);
     if (!(before & phase_lanes))
-        GPUBPF_COUNT(banked->ways, most);
+        GPUBPF_ADD_TO(banked, ways, most);
     return before & phase_lanes;
 }
 
 /* Adds the distance from lane to lane of a STRIDED request. */
-static inline void gpubpf_add_step(struct gpu_traffic *cell, s64 step) {
-    GPUBPF_COUNT(cell->steps, step);
-    GPUBPF_COUNT(cell->squares, step * step);
+static inline void gpubpf_add_step(struct gpu_traffic *cell, struct gpu_request *request, s64 step) {
+    if (request->keeps) {
+        request->step = step;
+    } else {
+        GPUBPF_COUNT(cell->steps, step);
+        GPUBPF_COUNT(cell->squares, step * step);
+    }
     gpubpf_raise(&cell->longest_max, gpubpf_length(step));
     gpubpf_raise(&cell->shortest_max, ~gpubpf_length(step));
 }
@@ -178,12 +206,12 @@ static inline int gpu_add_usual(struct gpu_traffic *cell, struct gpu_request *re
     if (gpu_first(GPUBPF_FULL)) {                /* with gpu_lane(), ptxas would see that all lanes add at one address */
         int shifted = request->address & (GPUBPF_SECTOR - 1);
         if (!GPUBPF_BRANCHES) {
-            GPUBPF_COUNT(cell->requests[shifted ? GPU_SHIFTED : GPU_UNIT], 1);
+            GPUBPF_ADD_REQUEST(shifted ? GPU_SHIFTED : GPU_UNIT);
         } else if (shifted) {
-            GPUBPF_COUNT(cell->requests[GPU_SHIFTED], 1);
+            GPUBPF_ADD_REQUEST(GPU_SHIFTED);
             asm volatile("");                    /* keeps the compiler from making one addition of the two */
         } else {
-            GPUBPF_COUNT(cell->requests[GPU_UNIT], 1);
+            GPUBPF_ADD_REQUEST(GPU_UNIT);
             asm volatile("");
         }
     }
@@ -231,7 +259,7 @@ static inline int gpubpf_add_broadcast(struct gpu_traffic *cell, struct gpu_requ
     if (request->follow)
         request->row = !GPUBPF_LANE;
     if (gpu_first(GPUBPF_FULL))
-        GPUBPF_COUNT(cell->requests[GPU_BROADCAST], 1);
+        GPUBPF_ADD_REQUEST(GPU_BROADCAST);
     return 0;
 }
 
@@ -243,14 +271,14 @@ static inline int gpubpf_add_strided(struct gpu_traffic *cell, struct gpu_shared
         return 0;
     if (one < GPUBPF_SECTOR)                     /* then no sector between the first and the last one is left out */
         sectors = gpubpf_length((s64)(last >> GPUBPF_SECTOR_BITS) - (s64)(address >> GPUBPF_SECTOR_BITS)) + 1;
-    GPUBPF_COUNT(cell->requests[GPU_STRIDED], 1);
-    GPUBPF_COUNT(cell->sectors, sectors);
-    gpubpf_add_step(cell, step);
+    GPUBPF_ADD_REQUEST(GPU_STRIDED);
+    GPUBPF_ADD(sectors, sectors);
+    gpubpf_add_step(cell, request, step);
     if (request->updates)
-        GPUBPF_COUNT(cell->addresses, GPUBPF_LANES);
+        GPUBPF_ADD_KNOWN(addresses, GPUBPF_LANES);
     if (banked) {                                /* the lowest bit of the step says how many lanes meet in a bank */
         gpubpf_raise(&banked->ways_max, ways >> (GPUBPF_WORD_BITS(request->width) & 7));
-        GPUBPF_COUNT(banked->ways, ways * GPUBPF_LANES >> 7);
+        GPUBPF_ADD_TO(banked, ways, ways * GPUBPF_LANES >> 7);
     }
     return 0;
 }
@@ -282,24 +310,24 @@ static inline int gpubpf_add_two_rows(struct gpu_traffic *cell, struct gpu_share
     if (!gpu_first(GPUBPF_FULL))
         return 1;
     if (step) {
-        GPUBPF_COUNT(cell->requests[GPU_PART + GPU_UNIT], 1);
+        GPUBPF_ADD_REQUEST(GPU_PART + GPU_UNIT);
         asm volatile("");                        /* keeps the compiler from making one addition of the two */
     } else {
-        GPUBPF_COUNT(cell->requests[GPU_PART + GPU_BROADCAST], 1);
+        GPUBPF_ADD_REQUEST(GPU_PART + GPU_BROADCAST);
         asm volatile("");
     }
-    GPUBPF_COUNT(cell->sectors, sectors);
-    GPUBPF_COUNT(cell->accesses, GPUBPF_LANES);
-    GPUBPF_COUNT(cell->least, width);
+    GPUBPF_ADD(sectors, sectors);
+    GPUBPF_ADD(accesses, GPUBPF_LANES);
+    GPUBPF_ADD_KNOWN(least, width);
     gpubpf_raise(&cell->contention_max, !step ? 16 : gap ? 1 : 2);
     if (request->updates)
-        GPUBPF_COUNT(cell->addresses, !step ? 2 : gap ? GPUBPF_LANES : 16);
+        GPUBPF_ADD_KNOWN(addresses, !step ? 2 : gap ? GPUBPF_LANES : 16);
     if (banked) {                                /* up to 4 bytes, a phase has both rows, and they meet unless they are half of the banks apart */
         u32 phases = 1 << ((shift & 7) - 2), banks = apart >> 2 & 31;
         u32 ways = shift == 2 && gap && (step ? banks != 16 : !banks) ? 2 : 1;
         gpubpf_raise(&banked->ways_max, ways);
-        GPUBPF_COUNT(banked->phases, phases);
-        GPUBPF_COUNT(banked->ways, ways * phases);
+        GPUBPF_ADD_TO(banked, phases, phases);
+        GPUBPF_ADD_TO(banked, ways, ways * phases);
     }
     return 1;
 }
@@ -318,18 +346,18 @@ static inline int gpubpf_add_part(struct gpu_traffic *cell, struct gpu_shared_tr
     }
     if (!gpu_first(active))
         return 0;
-    GPUBPF_COUNT(cell->requests[GPU_PART + GPU_UNIT], 1);
-    GPUBPF_COUNT(cell->sectors, ((address + asked - 1) >> GPUBPF_SECTOR_BITS) - (address >> GPUBPF_SECTOR_BITS) + 1);
-    GPUBPF_COUNT(cell->accesses, lanes);
-    GPUBPF_COUNT(cell->least, (asked + GPUBPF_SECTOR - 1) >> GPUBPF_SECTOR_BITS);
+    GPUBPF_ADD_REQUEST(GPU_PART + GPU_UNIT);
+    GPUBPF_ADD(sectors, ((address + asked - 1) >> GPUBPF_SECTOR_BITS) - (address >> GPUBPF_SECTOR_BITS) + 1);
+    GPUBPF_ADD(accesses, lanes);
+    GPUBPF_ADD_KNOWN(least, (asked + GPUBPF_SECTOR - 1) >> GPUBPF_SECTOR_BITS);
     if (request->updates)
-        GPUBPF_COUNT(cell->addresses, lanes);
+        GPUBPF_ADD_KNOWN(addresses, lanes);
     if (banked) {                                /* the words of a phase are in different banks */
         u32 phases = ((lowest + lanes - 1) >> (bits & 7)) - (lowest >> (bits & 7)) + 1;
         gpubpf_raise(&banked->ways_max, 1);
-        GPUBPF_COUNT(banked->phases, phases);
-        GPUBPF_COUNT(banked->ways, phases);
-        GPUBPF_COUNT(cell->bytes, asked);
+        GPUBPF_ADD_TO(banked, phases, phases);
+        GPUBPF_ADD_TO(banked, ways, phases);
+        GPUBPF_ADD_KNOWN(bytes, asked);
     }
     return 0;
 }
@@ -361,9 +389,9 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
         return gpubpf_add_broadcast(cell, request);
     if (lanes == 1 && !varies && !crossing) {
         if (!GPUBPF_BRANCHES || gpu_first(active)) {         /* ptxas would add up over the lanes */
-            GPUBPF_COUNT(cell->requests[GPU_SINGLE], 1);
+            GPUBPF_ADD_REQUEST(GPU_SINGLE);
             if (GPUBPF_BRANCHES && banked)       /* st.bulk may store 8 or 16 bytes */
-                GPUBPF_COUNT(cell->bytes, width);
+                GPUBPF_ADD_KNOWN(bytes, width);
         }
         return 0;
     }
@@ -391,7 +419,7 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     if (all && linear && !varies && !local && !crossing && !GPUBPF_IS_SHORT(width) && (!banked || !(step & 3)))
         return gpubpf_add_strided(cell, banked, request, step);
     u32 shift = GPUBPF_WORD_BITS(width), asked = lanes * width;
-    gpu_mask earlier = banked ? gpubpf_add_ways(banked, address, shift, before) : 0;    /* first: later, the verifier has more cases */
+    gpu_mask earlier = banked ? gpubpf_add_ways(banked, request, shift, before) : 0;    /* first: later, the verifier has more cases */
     u64 in_rows = linear || varies || local || lanes == 1 ? 0 : gpubpf_step_in_rows(address, width, active);
     if (in_rows)
         step = (s32)in_rows;
@@ -423,25 +451,84 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
         gpubpf_raise(&cell->contention_max, lanes);
     }
     if (banked && part && !earlier)
-        GPUBPF_COUNT(banked->phases, 1);
+        GPUBPF_ADD_TO(banked, phases, 1);
     if (!gpu_first(active))
         return 0;                                /* the lowest lane adds for all */
     u32 place = part ? GPU_PART + pattern : pattern;
     asm("" : "+r"(place));                       /* otherwise the compiler drops the mask below, which the verifier needs */
-    GPUBPF_COUNT(cell->requests[place & 15], 1);
-    GPUBPF_COUNT(cell->sectors, local ? sectors * (((u32)width + 3) >> 2) : sectors);
+    GPUBPF_ADD_REQUEST(place & 15);
+    GPUBPF_ADD(sectors, local ? sectors * (((u32)width + 3) >> 2) : sectors);
     if (pattern == GPU_STRIDED)
-        gpubpf_add_step(cell, step);
+        gpubpf_add_step(cell, request, step);
     if (part) {
-        GPUBPF_COUNT(cell->accesses, lanes);
-        GPUBPF_COUNT(cell->least, (asked + GPUBPF_SECTOR - 1) >> GPUBPF_SECTOR_BITS);
+        GPUBPF_ADD(accesses, lanes);
+        GPUBPF_ADD_KNOWN(least, (asked + GPUBPF_SECTOR - 1) >> GPUBPF_SECTOR_BITS);
         if (active & (active + (active & -active)))
-            GPUBPF_COUNT(cell->gaps, 1);
+            GPUBPF_ADD(gaps, 1);
     }
     if (request->updates)
-        GPUBPF_COUNT(cell->addresses, addresses);
+        GPUBPF_ADD_KNOWN(addresses, addresses);
     if (varies || (GPUBPF_BRANCHES && banked && part))
-        GPUBPF_COUNT(cell->bytes, asked);
+        GPUBPF_ADD_KNOWN(bytes, asked);
+    return 0;
+}
+
+/*
+ * Keeps what this lane would add to the cell for this request (gpu_keep), and adds nothing but maxima. `keeps` must be set. The width is at
+ * most 16 bytes, the same in all lanes. `gpu_add_again` adds it.
+ */
+#if GPU_LANES > 32                               /* the accesses of AMD GPUs are not deferred */
+static inline int gpu_keep_request(struct gpu_traffic *cell, struct gpu_request *request) { return 0; }
+static inline int gpu_keep_shared_request(struct gpu_shared_traffic *cell, struct gpu_request *request) { return 0; }
+#else
+static inline int gpubpf_keep(struct gpu_request *request) {
+    u32 low = request->place | request->sectors << 5 | request->accesses << 11 | request->phases << 17 | request->ways << 20;
+    gpu_keep(low | request->gaps << 26 | (u64)(u32)request->step << 32);
+    return 0;
+}
+
+static inline int gpu_keep_request(struct gpu_traffic *cell, struct gpu_request *request) {
+    if (gpu_is_usual(request))
+        gpu_add_usual(cell, request);
+    else
+        gpubpf_add(cell, 0, request, 0);
+    return gpubpf_keep(request);
+}
+
+static inline int gpu_keep_shared_request(struct gpu_shared_traffic *cell, struct gpu_request *request) {
+    if (gpu_is_usual(request))
+        gpu_add_usual(&cell->cell, request);
+    else
+        gpubpf_add(&cell->cell, cell, request, 0);
+    return gpubpf_keep(request);
+}
+
+#endif
+
+/* Adds what a lane kept for one request (gpu_keep) to the cell, for `count` requests. banked: also the cell, in shared memory; else 0. */
+static inline int gpu_add_again(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, u64 kept, u64 width, u64 count) {
+    u32 place = kept & 31, low = kept, accesses = low >> 11 & 63;
+    s64 step = (s64)kept >> 32;
+    if (place)
+        GPUBPF_COUNT(cell->requests[(place - 1) & 15], count);
+    if (!(kept >> 5))
+        return 0;
+    if (low >> 5 & 63)
+        GPUBPF_COUNT(cell->sectors, (low >> 5 & 63) * count);
+    if (accesses) {
+        GPUBPF_COUNT(cell->accesses, accesses * count);
+        GPUBPF_COUNT(cell->least, ((accesses * (u32)width + GPUBPF_SECTOR - 1) >> GPUBPF_SECTOR_BITS) * count);
+    }
+    if (low >> 26)
+        GPUBPF_COUNT(cell->gaps, count);
+    if (step) {
+        GPUBPF_COUNT(cell->steps, step * count);
+        GPUBPF_COUNT(cell->squares, step * step * count);
+    }
+    if (banked && low >> 17 & 7)
+        GPUBPF_COUNT(banked->phases, (low >> 17 & 7) * count);
+    if (banked && low >> 20 & 63)
+        GPUBPF_COUNT(banked->ways, (low >> 20 & 63) * count);
     return 0;
 }
 

@@ -24,6 +24,7 @@ from gpubpf.ptx.module import Address, Close, Function, Label, Open, PtxInstruct
 from gpubpf.ptx.opcodes import facts
 from gpubpf.record import replace
 
+from .deferral import DeferredGroup
 from .exits import synchronizes
 
 _Key = tuple[str | None, bool, Access]
@@ -34,10 +35,13 @@ class Alike:
 
     def __init__(self) -> None:
         self._found: dict[_Key, list[tuple[int, int]]] = {}  # offset in bytes and site of each access
+        # The groups of deferred accesses (deferral.py), by predicate and whether it is negated.
+        self.groups: dict[tuple[str | None, bool], DeferredGroup] = {}
 
     def enter(self) -> None:
         """Forget all accesses: other lanes may execute what follows, or names may mean something else."""
         self._found.clear()
+        self.groups.clear()
 
     def find(self, instruction: PtxInstruction, access: Access, modulus: int) -> int | None:
         """Return the site of an earlier access whose distance to `access` is a multiple of `modulus` bytes; None without one."""
@@ -63,10 +67,16 @@ class Alike:
         known = facts(instruction)
         if together or known.control == "call" or known.result == "any":
             self.enter()
-        if self._found and instruction.operands and not isinstance(instruction.operands[0], Address):
+        if (
+            (self._found or self.groups)
+            and instruction.operands
+            and not isinstance(instruction.operands[0], Address)
+        ):
             written = {name.partition(".")[0] for name in find_names(instruction.operands[:1])}
             for key in [key for key in self._found if not written.isdisjoint(_registers(key))]:
                 del self._found[key]
+            for one in [one for one in self.groups if one[0] in written]:
+                del self.groups[one]
 
 
 def count_unlike(function: Function, variables: Mapping[str, Variable], modulus: int) -> Counter[Access]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpubpf.ebpf.bytecode import (
@@ -21,6 +21,7 @@ from gpubpf.ebpf.bytecode import (
 )
 from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import Refusal
+from gpubpf.lower.fragment import KEPT_NUMBER
 from gpubpf.lower.numbers import global_warp
 from gpubpf.ptx.access import Access, accesses, unaddressed_accesses
 from gpubpf.ptx.barriers import Barrier, barrier
@@ -61,12 +62,14 @@ from .arguments import argument, returned
 from .computation import Element, computation, is_chosen
 from .contraction import products_before
 from .cost import ADDED, SKIPPED, TALLY, lengths, tallied
+from .deferral import COUNT, MOST_SITES, ROOM, DeferredGroup, DeferredSite, stored
 from .device_launches import launched_name, launches_grid
 from .exits import plan_exits
 from .number_types import INTEGER, number_types
 from .operands import Operands, operands
 from .plan import PASSED_WORK, InjectionPlan, Role
 from .probe_text import (
+    AGAIN,
     AT,
     BYTES,
     DIVIDING,
@@ -153,6 +156,14 @@ class Body:
         self.signature = {v.name for v in (*function.parameters, *function.returns)}
         self.addresses = 0
         self.alike = Alike()
+        # Deferred accesses: their statements, the groups so far, and places whose text depends on all groups.
+        keeping = [p.alike for p in self.at_access if p.keeps]
+        self.deferred = plan.deferred(function.name, min(keeping)) if keeping and self.entry else frozenset()
+        self.at_again = at(AGAIN)
+        self.groups: list[DeferredGroup] = []
+        self.heads: list[tuple[Directive, DeferredGroup]] = []
+        self.flushes: list[Directive] = []
+        self.begin = text("")
         # Statements are identified by their index in the body.
         self.before: dict[int, list[Statement]] = {}  # what `_before` adds to every copy alike
         self.first = {block.instructions[0] for block in self.flow.blocks}
@@ -169,7 +180,8 @@ class Body:
         self.widened_results: dict[int, Variable] = {}  # declarations of call results that are replaced
         self.indirect = indirect_calls(self.flow.body)
         self.sources = source_lines(self.flow.body, sites.files)
-        leaving = frozenset() if not self.at_exit else LEAVING if self.entry else frozenset({"exit"})
+        probed = bool(self.at_exit or self.deferred)
+        leaving = frozenset() if not probed else LEAVING if self.entry else frozenset({"exit"})
         # The opcodes that get a probe before them.
         self.probed_opcodes = leaving | ({"ret"} if self.at_return else set())
         reads = {word for p in self.at_exit for word in ("%globaltimer", "%clock") if word in p.program.ptx}
@@ -199,6 +211,9 @@ class Body:
         body = self.flow.body
         self._plan_counts()
         self._plan_branches()
+        for index, instruction in self.flow.instructions() if self.deferred else ():
+            if instruction.opcode == "trap":
+                self.before.setdefault(index, []).extend(self._flush(_guards(instruction)))
         start = next(
             (i for i, s in enumerate(body) if isinstance(s, PtxInstruction | Label | Open)), len(body)
         )
@@ -232,6 +247,7 @@ class Body:
                 out += self._copy(label, path, source)
         if self.flow.falls_off:
             out += self._end()
+        out = self._with_groups(out)
         if self.tally:
             out = tallied(out, lengths(self.plan.programs), self.counts)
         # Every function declares the accumulators, even one that returns no work: ptxas drops what nothing reads.
@@ -361,6 +377,7 @@ class Body:
                 out.append(text(f"ld.param.b64 {accumulator(kind)}, [{PASSED_WORK}+{8 * position}];"))
             else:
                 out.append(text(f"mov.b64 {accumulator(kind)}, 0;"))
+        out += [self.begin] if self.deferred else []
         out += self.tally
         out += [text(f"mov.b64 {self._added(_RESULT[field])}, 0;") for field in self.results]
         if self.has_launch_block:
@@ -452,7 +469,7 @@ class Body:
                 out += self._computing(step)
         if not alone:
             out += counts(1)
-        out += self._probes(self.at_exit, branch.line, self.sources[index])
+        out += [*self._flush(), *self._probes(self.at_exit, branch.line, self.sources[index])]
         out += [self._set_gone("ne"), Label(stay), *self.tally]
         if self.ordered:
             out.append(text(f"bar.warp.sync {_PARTING};"))
@@ -478,7 +495,8 @@ class Body:
             probes = self._probes(self.at_return if returns else self.at_exit, line, self.sources[place])
             going = replace(instruction, predicate=None, negated=False)
             # Count the instruction before the probe, so that a probe that reads the virtual clock sees when the thread ends.
-            leave = [*counts(1), *probes, *(self._return_work() if returns else ()), text(str(going))]
+            flush = () if returns else self._flush()
+            leave = [*counts(1), *flush, *probes, *(self._return_work() if returns else ()), text(str(going))]
             if instruction.predicate is None:
                 return leave
             over = self._label("stay")
@@ -501,7 +519,7 @@ class Body:
         """Return the end of a body that does not end with `ret`: probes, returned work and a `ret`."""
         here = self.sources[-1] if self.sources else (0, 0)
         probes = self._probes(self.at_exit if self.entry else self.at_return, self.function.line, here)
-        return [*probes, *(() if self.entry else self._return_work()), text("ret;")]
+        return [*self._flush(), *probes, *(() if self.entry else self._return_work()), text("ret;")]
 
     def _label(self, what: str) -> str:
         self.labels += 1
@@ -576,7 +594,12 @@ class Body:
             site = self._access_site("access", index, access, like=like)
             if modulus and like is None:
                 self.alike.add(instruction, access, site)
-            probes = [p for p in probes if p.repeats == (like is not None)]
+            keeping = [p for p in probes if p.keeps]
+            if keeping and like is None and index in self.deferred and len(self.kept_sites) < MOST_SITES:
+                found += self._defer(index, access, site, keeping, guards)
+                probes = [p for p in probes if p.repeats]
+            else:
+                probes = [p for p in probes if p.repeats == (like is not None) and not p.keeps]
             if not probes:
                 continue
             size = self._to_64_bits(index, access.size, BYTES) if access.size is not None else ()
@@ -585,6 +608,68 @@ class Body:
                 where += in_rows(access.rows, access.width)
             found.append(text(self.filler.access(probes, access, site, guards, where, size)))
         return found
+
+    # deferred accesses
+
+    def _defer(
+        self, index: int, access: Access, site: int, probes: Sequence[PtxProbe], guards: Sequence[str]
+    ) -> list[Statement]:
+        """Return the probes of an access whose executions a register counts (deferral.py)."""
+        instruction = self.flow.instruction(index)
+        key = instruction.predicate, instruction.negated
+        group = self.alike.groups.get(key)
+        out: list[Statement] = []
+        if group is None:
+            skips = [f"@{SKIPS} "] if any(p.checks_choice for p in probes) else []
+            group = self.alike.groups[key] = DeferredGroup(len(self.groups), (*skips, *guards))
+            self.groups.append(group)
+            for register, kind in group.registers.items():
+                self._added(register, kind)
+            self.heads.append((text(""), group))
+            out.append(self.heads[-1][0])
+        made = DeferredSite(site, access, len(self.kept_sites))
+        group.sites.append(made)
+        where = self._to_64_bits(index, access.address, AT)
+        some = (*guards, f"@!{group.fresh} ")
+        return [*out, text(self.filler.access(probes, access, site, some, where, kept=stored(made)))]
+
+    @property
+    def kept_sites(self) -> list[DeferredSite]:
+        return [site for group in self.groups for site in group.sites]
+
+    def _flush(self, guards: Sequence[str] = ()) -> list[Statement]:
+        """Return the place of the text that adds the executions of all groups. guards: of lanes that do not execute the text."""
+        if not self.deferred:
+            return []
+        self.flushes.append(text("\n".join(f"{one}bra $gpubpf_stays;" for one in guards)))
+        return [self.flushes[-1]]
+
+    def _again(self, site: DeferredSite) -> str:
+        """Return the programs for executions of an access. COUNT and KEPT_NUMBER have the number of executions, and what was kept."""
+        context = {
+            "site": str(site.site),
+            "width": str(site.access.width),
+            "kept": KEPT_NUMBER,
+            "count": COUNT,
+        }
+        return "\n".join(self.filler.text(p, context) for p in self.at_again if wants(p, site.access))
+
+    def _with_groups(self, statements: list[Statement]) -> list[Statement]:
+        """Return the statements with the texts that depend on all groups, and the groups' registers and room."""
+        if not self.deferred:
+            return statements
+        remarks = self.filler.remarks
+        made = {id(place): text(group.head(self._again, remarks)) for place, group in self.heads}
+        flush = [group.flush(self._again) for group in self.groups]
+        for place in self.flushes:
+            lines = ["{", place.text, *flush, *(["$gpubpf_stays:"] if place.text else []), "}"]
+            made[id(place)] = text("\n".join(line for line in lines if line))
+        zero = [f"mov.b32 {register}, 0;" for g in self.groups for register in (g.mask, g.turns)]
+        made[id(self.begin)] = text("\n".join(zero))
+        room = Variable("local", "b64", ROOM, dimensions=(len(self.kept_sites),))
+        if not self.groups:
+            return [s for s in statements if id(s) not in made]
+        return [room, *(made.get(id(s), s) for s in statements)]
 
     def _accessed(self, index: int) -> tuple[Access, ...]:
         """Return the accesses of an instruction."""

@@ -26,8 +26,9 @@ from gpubpf.record import Record, field, replace
 from .alike import count_unlike
 from .computation import Computation, computation, is_chosen, unseen_float
 from .cost import ADDED, SKIPPED
+from .deferral import deferred_accesses
 from .operands import operands, without_value
-from .probe_text import FREQUENT, Filler, wants
+from .probe_text import AGAIN, FREQUENT, Filler, wants
 from .seldom import called, shortened
 from .values import WAYS_OUT, PtxProbe
 
@@ -126,6 +127,9 @@ class InjectionPlan:
         self._last_regions: dict[str, int] = {}
         self._probed: dict[tuple[str, int], Mapping[Access, int]] = {}
         self._computations: dict[str, list[tuple[str, Computation]]] = {}
+        self._deferred: dict[str, frozenset[int]] = {}
+        apart = [p.program for p in every if p.keeps or p.point == AGAIN]
+        self._apart = {id(f): f"{FUNCTION}again{n}" for n, f in enumerate({id(f): f for f in apart}.values())}
         self._names, self._forms = self._programs(reached)
         self._made: dict[tuple[object, ...], str] = {}
         self._functions: dict[str, Function] = {}
@@ -162,6 +166,8 @@ class InjectionPlan:
         known: fields of the context that are known numbers, by name
         """
         name = self._names.get(id(fragment))
+        if id(fragment) in self._apart:
+            name, form = self._apart[id(fragment)], CALLED
         if name is None or form == INLINED:
             return None
         key = form, id(fragment), *known.items()
@@ -192,7 +198,7 @@ class InjectionPlan:
         for kernel, probes in self.probes.items():
             for probe in probes:
                 fragment = probe.program
-                if probe.point not in FREQUENT or fragment.ptx.count("\n") < MIN_FUNCTION:
+                if probe.point not in FREQUENT or probe.keeps or fragment.ptx.count("\n") < MIN_FUNCTION:
                     continue
                 for name in self.graph.reach(kernel):
                     if (name, id(probe)) not in seen:
@@ -268,6 +274,8 @@ class InjectionPlan:
         if probe.loops:
             loops = self.loops(name)
             return len(loops.heads(probe.loops) if point == "basic_block" else loops.polled)
+        if probe.keeps:
+            return len(self.deferred(name, probe.alike))
         contents = self.contents(name)
         if point in ("access", "value"):
             of = contents.accesses if point == "access" else contents.values
@@ -328,6 +336,22 @@ class InjectionPlan:
     def called(self, probes: tuple[PtxProbe, ...], function: Function) -> tuple[PtxProbe, ...]:
         """Select the probes at `function_entry` or `function_exit` whose patterns match this function."""
         return tuple(p for p in probes if not p.functions or names.matches(p.functions, function.name))
+
+    def deferred(self, kernel: str, modulus: int) -> frozenset[int]:
+        """Return the statements of a kernel whose access can be deferred; none in a called function.
+
+        A kernel that leaves in a called function has none: the function does not know the kernel's registers. A kernel with
+        `setmaxnreg` must not call functions.
+        """
+        if kernel not in self._deferred:
+            reached = self.graph.reach(kernel)
+            function = self.module.functions[kernel]
+            refused = any(self.module.functions[f].mentions("setmaxnreg") for f in reached)
+            if refused or function.kind != "entry" or self.graph.leaving(reached - {kernel}):
+                self._deferred[kernel] = frozenset()
+            else:
+                self._deferred[kernel] = deferred_accesses(function, self.module.variables, modulus)
+        return self._deferred[kernel]
 
     def _unlike(self, name: str, alike: int) -> Mapping[Access, int]:
         """Return the accesses of a function that get a probe of a program with this `Probe.alike`."""

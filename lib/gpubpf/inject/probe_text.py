@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gpubpf.ebpf.bytecode import KINDS, READS, SPACES, UNADDRESSED_SPACES, WRITES
 from gpubpf.ebpf.maps import SHARDS_SHIFT
 from gpubpf.errors import Error
+from gpubpf.lower.fragment import KEPT_NUMBER
 from gpubpf.lower.launch_block import LaunchBlock, map_of
 from gpubpf.ptx.access import Access, Rows
 from gpubpf.ptx.symbols import LAUNCH
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 # The points that a thread reaches many times.
 FREQUENT = ("access", "basic_block", "branch", "value", "float", "instruction")
+AGAIN = "access_again"  # the point for executions of deferred accesses (deferral.py)
 # A probe at one of these divides a basic block of the original. ptxas contracts products and sums within a block (contraction.py).
 DIVIDING = ("access", "value", "barrier_arrive", "barrier_leave")
 # Programs at these points see the result of each product and each sum, so ptxas must not contract them.
@@ -150,7 +152,10 @@ class Filler:
                 if argument.kind == "context":
                     fields.append((argument.register, argument.field, int(argument.type[1:])))
             for argument in probe.program.arguments:
-                if argument.kind == "shard" and probe.point in FREQUENT:  # the prologue has computed it
+                if argument.kind == "shard" and probe.point in (
+                    *FREQUENT,
+                    AGAIN,
+                ):  # the prologue has computed it
                     lines.append(f"mov.b64 {argument.register}, {shard_register(argument, probe)};")
                 elif argument.kind == "shard":
                     lines.append(self.shard(argument, probe, argument.register))
@@ -225,6 +230,7 @@ class Filler:
         size: Sequence[str] = (),
         more: Mapping[str, str] = MappingProxyType({}),
         setup: Sequence[str] = (),
+        kept: str = "",
     ) -> str:
         """Return the probes at one access, in a scope. Lanes that do not access memory skip the scope.
 
@@ -234,9 +240,14 @@ class Filler:
         size     instructions that put the number of bytes into BYTES, if the access has no fixed width
         more     further context fields
         setup    instructions that set the registers of `more`
+        kept     the instruction that stores the number that the program keeps, if the program keeps one
         """
         guards = [*([f"@{SKIPS} "] if any(p.checks_choice for p in probes) else []), *guards]
-        lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards)]
+        lines = [
+            "{",
+            *([f".reg .b64 {KEPT_NUMBER};"] if kept else []),
+            *(f"{condition}bra {_OVER};" for condition in guards),
+        ]
         if access.lanes < 32:
             lines += [
                 ".reg .b32 %gpubpf_0lane;",
@@ -276,6 +287,7 @@ class Filler:
             elsewhere = _elsewhere(probe) if generic else ()
             lines += ["{", *elsewhere, *self._active(probe)]
             lines += [self.text(probe, context), *([f"{_ELSEWHERE}:"] if elsewhere else []), "}"]
+        lines += [kept] if kept else []
         if guards or size or access.lanes < 32 or (generic and self.parameters):
             lines.append(f"{_OVER}:")
         lines.append("}")

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from gpubpf.lower.fragment import KEPT_NUMBER
 from gpubpf.ptx.emit import marked, text
 from gpubpf.ptx.module import Function, Variable
 from gpubpf.record import Record, replace
@@ -67,9 +68,19 @@ def called(fragment: Fragment, name: str, known: Mapping[str, str] = _UNBOUND) -
             lines.append(f"ld.param.{a.type} {a.register}, [{parameters[a].name}];")
         else:
             lines.append(f"mov.{a.type} {a.register}, {known[a.field]};")
-    body = marked([text("\n".join([*lines, fragment.ptx.strip(), "ret;"]))])
-    function = Function("func", name, tuple(parameters.values()), statements=tuple(body))
-    return Shortened(_call(given, name), (function,))
+    returns: tuple[Variable, ...] = ()
+    lines.append(fragment.ptx.strip())
+    if fragment.keeps:
+        returns = (Variable("param", "b64", "gpubpf_kept"),)
+        lines = [
+            f".reg .b64 {KEPT_NUMBER};",
+            f"mov.b64 {KEPT_NUMBER}, 0;",
+            *lines,
+            f"st.param.b64 [gpubpf_kept], {KEPT_NUMBER};",
+        ]
+    body = marked([text("\n".join([*lines, "ret;"]))])
+    function = Function("func", name, tuple(parameters.values()), returns, statements=tuple(body))
+    return Shortened(_call(given, name, fragment.keeps), (function,))
 
 
 def shortened(fragment: Fragment, name: str, known: Mapping[str, str] = _UNBOUND) -> Shortened:
@@ -100,13 +111,18 @@ def shortened(fragment: Fragment, name: str, known: Mapping[str, str] = _UNBOUND
     return Shortened("\n".join(["{", *lines, "}"]), functions)
 
 
-def _call(arguments: Sequence[Argument], name: str) -> str:
-    """Return the text that calls the function, with the registers of arguments."""
+def _call(arguments: Sequence[Argument], name: str, keeps: bool = False) -> str:
+    """Return the text that calls the function, with the registers of arguments. keeps: whether it returns KEPT_NUMBER."""
     given = [(f"gpubpf_give{n}", a) for n, a in enumerate(arguments)]
     lines = [f".param .{a.type} {slot};" for slot, a in given]
     lines += [f"st.param.{a.type} [{slot}], {a.register};" for slot, a in given]
     slots = f", ({', '.join(slot for slot, _ in given)})" if given else ""
-    return "\n".join(["{", *lines, f"call {name}{slots};", "}"])
+    if not keeps:
+        return "\n".join(["{", *lines, f"call {name}{slots};", "}"])
+    kept = ["ld.param.b64 " + KEPT_NUMBER + ", [gpubpf_gives];"]
+    return "\n".join(
+        ["{", ".param .b64 gpubpf_gives;", *lines, f"call (gpubpf_gives), {name}{slots};", *kept, "}"]
+    )
 
 
 def without_unused(lines: Sequence[str]) -> list[str]:

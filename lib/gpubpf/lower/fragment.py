@@ -7,6 +7,8 @@ from typing import Any
 
 from gpubpf.record import Record, asdict, field
 
+KEPT_NUMBER = "%gpubpf_0again"  # the register in which a program keeps a number (`gpu_keep`)
+
 
 class Argument(Record):
     """A value that a program receives. A fragment reads it from the register `register`, of PTX type `type`.
@@ -68,6 +70,11 @@ class Fragment(Record):
     def waits(self) -> bool:
         """Whether a thread may wait for another one: only updates of a hash do (templates/hash.ll), and only they have this load."""
         return ".acquire" in self.ptx
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the program sets KEPT_NUMBER."""
+        return KEPT_NUMBER in self.ptx
 
     def to_json(self) -> dict[str, Any]:
         return {

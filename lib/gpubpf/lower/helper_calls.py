@@ -323,6 +323,10 @@ class HelperCalls(Emitter):
         found = self.collective("any", f"i64 {self.get(1)}")
         return self.wide(self.value(f"icmp ne i64 {found}, 0"), 1)
 
+    def keep(self, call: CheckedCall, operand: str) -> str:
+        self.emit(self.call("keep", f"i64 {self.get(1)}"))
+        return "0"
+
     def warp(self, call: CheckedCall, operand: str) -> str:
         return self.value(f"lshr i64 {self.in_block('i64')}, {self.warp_shift}")
 
@@ -354,6 +358,7 @@ LOWERINGS: Mapping[str, Callable[[HelperCalls, CheckedCall, str], str]] = {
     "shuffle": lambda lowering, call, operand: lowering.collective(
         "shuffle", f"i64 {lowering.get(1)}", f"i32 {lowering.low(lowering.get(2))}"
     ),
+    "keep": HelperCalls.keep,
     "warp": HelperCalls.warp,
     "warp_size": lambda lowering, call, operand: str(lowering.backend.warp),
     "global_warp": HelperCalls.global_warp,

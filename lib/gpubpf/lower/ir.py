@@ -434,6 +434,7 @@ class _Lowering(HelperCalls):
 # Context fields that fit into 32 bits, by point.
 _NARROW = {
     "access": ("site", "width", "space", "kind", "active", "effect"),
+    "access_again": ("site", "width"),
     "basic_block": ("site", "active", "instructions", "regions"),
     "branch": ("site", "active", "taken", "region"),
     "value": ("site", "width", "space", "kind", "active", "effect", "type"),

@@ -9,7 +9,7 @@ from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.errors import VerifyError
 from gpubpf.lower.backend import Backend
 from gpubpf.lower.emitter import AXES
-from gpubpf.lower.fragment import Fragment
+from gpubpf.lower.fragment import KEPT_NUMBER, Fragment
 from gpubpf.lower.ir import ENTRY, LoweredModule
 from gpubpf.verify.values import Checked
 
@@ -92,6 +92,7 @@ NVPTX = Backend(
         "membar": ("llvm.nvvm.membar.sys", "void"),
         "exit": ('asm sideeffect "exit;", ""', "void"),
         "seldom": ('asm sideeffect "$$gpubpf_seldom:", ""', "void"),
+        "keep": (f'asm sideeffect "mov.b64 {KEPT_NUMBER}, $0;", "l"', "void"),
     },
     warps=True,
     given={

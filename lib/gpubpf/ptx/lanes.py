@@ -130,6 +130,19 @@ class Lanes:
             return _unknown("other")
         return self._named(index, operand)
 
+    def definitions(self, index: int, name: str) -> tuple[int, ...] | None:
+        """Return the instructions that may have written a register that the instruction at `index` reads; None for other names."""
+        at = self._flow.declaration(index, name)
+        declared = self._flow.body[at] if at is not None else None
+        if not isinstance(declared, Variable) or declared.space != "reg" or declared.vector != 1:
+            return None
+        key = self._key(index, name)
+        return self._reaching.get((index, key), tuple(self._definitions.get(key, ())))
+
+    def is_same_register(self, index: int, name: str, other: int, of: str) -> bool:
+        """Return whether `name` at statement `index` is the register that `of` is at statement `other`."""
+        return self._key(index, name) == self._key(other, of)
+
     def _named(self, index: int, operand: Name) -> Known | None:
         name = operand.name
         at = self._flow.declaration(index, name)

@@ -1,0 +1,120 @@
+"""Executions that registers count have the same numbers as those that are examined one by one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpubpf_cuda
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOOL = [sys.executable, os.environ.get("MEMTRACE", str(REPOSITORY / "tools/memtrace.py")), "--device", "sim"]
+pytestmark = gpubpf_cuda.needs_cuda
+
+# Each kernel has a loop with accesses that the analysis knows, and lanes that part in another way.
+SOURCE = r"""
+#include <cstdio>
+#define KERNEL(name, ...) \
+    __global__ void name(int n, int *out) { \
+        __shared__ __align__(128) int s[4096]; \
+        int x = threadIdx.x, y = threadIdx.y, sum = 0; \
+        __VA_ARGS__; \
+        out[(blockIdx.x * blockDim.y + y) * blockDim.x + x] = sum; \
+    }
+#define LOOP(turns) _Pragma("unroll 1") for (int i = 0; i < (turns); i++)
+#define AT(index) ((volatile int *)s)[index]
+KERNEL(together, LOOP(n) { AT(x) = i; __syncthreads(); sum += AT(2 * x) + AT(3 * x + 1) + AT(x * 32); })
+KERNEL(rows, LOOP(n) { AT(16 * y + x) = i; __syncthreads(); sum += AT(16 * y + (i & 8) / 8) + AT(20 * x); })
+KERNEL(leaving, LOOP(n) { sum += AT(x); if (i == x % 7) return; AT(x + 1) = sum; })
+KERNEL(fewer, LOOP(x % 9) { sum += AT(x ^ 5); AT(x) = sum; })
+KERNEL(apart, if (x & 1) { LOOP(n) sum += AT(x); } else { LOOP(2 * n) sum += AT(x) + AT(4 * x); })
+KERNEL(nested, LOOP(n) { int k = i; _Pragma("unroll 1") for (int j = 0; j < 3; j++) { sum += AT(x + 8 * j); AT(x) = k; } })
+KERNEL(sometimes, LOOP(n) { if (x < 5 + i % 3) sum += AT(x); if (i % 2) AT(2 * x) = sum; })
+KERNEL(wide, LOOP(n) { int a, b; unsigned at = (unsigned)__cvta_generic_to_shared(s);
+    asm volatile("{ .reg .b32 c, d; ld.shared.v4.u32 {%0, %1, c, d}, [%2]; st.shared.u16 [%2+2], 7; }"
+                 : "=r"(a), "=r"(b) : "r"(at + 16 * x));
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(at + 8 * (x ^ 3)));
+    sum += a + b; })
+KERNEL(often, LOOP(70000) sum += AT(x))
+KERNEL(trapped, LOOP(n) sum += AT(x); if (n == 12345) asm volatile("trap;"))
+int main() {
+    int *out;
+    if (cudaMalloc(&out, 1 << 20)) return 1;
+    together<<<3, 96>>>(20, out);
+    together<<<1, 33>>>(1, out);
+    rows<<<2, dim3(16, 10)>>>(17, out);
+    rows<<<2, dim3(8, 5)>>>(3, out);
+    leaving<<<2, 64>>>(9, out);
+    fewer<<<2, 70>>>(0, out);
+    apart<<<1, 40>>>(11, out);
+    nested<<<2, 64>>>(5, out);
+    sometimes<<<2, 48>>>(13, out);
+    wide<<<2, 64>>>(6, out);
+    often<<<1, 32>>>(0, out);
+    trapped<<<1, 64>>>(4, out);
+    return cudaDeviceSynchronize() != cudaSuccess;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gpubpf_cuda.build(SOURCE, tmp_path_factory.mktemp("deferred") / "loops")
+
+
+def records(program: Path, place: Path, options: tuple[str, ...], each: str) -> list[Mapping[str, Any]]:
+    """Return the records of sites and allocations. each: "1" to examine each execution, else ""."""
+    environment = {**os.environ, "GPUBPF_EACH_ACCESS": each}
+    command = [*TOOL, *options, "--json", "-o", str(place), "--", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in place.read_text().splitlines()]
+    return [
+        {name: value for name, value in record.items() if name not in ("pid", "base", "stack")}
+        for record in found
+        if record["type"] in ("site", "allocation")
+    ]
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--no-allocations",),
+        ("--footprint", "--granule", "4"),
+        ("--block", "0", "--thread", "3:40"),
+        ("--sample-warps", "1/2", "--seed", "3"),
+        ("--launch", "1"),
+    ],
+    ids=lambda options: " ".join(options) or "plain",
+)
+def test_numbers_are_those_of_each_execution(options: tuple[str, ...], program: Path, tmp_path: Path) -> None:
+    found, expected = (records(program, tmp_path / f"r{each}", options, each) for each in ("", "1"))
+    sites = {(r["kernel"], r["site"]): r for r in expected if r["type"] == "site"}
+    for record in found:
+        if record["type"] == "site":
+            assert record == sites.pop((record["kernel"], record["site"]))
+    assert not sites
+    others = [[r for r in of if r["type"] != "site"] for of in (found, expected)]
+    assert others[0] == others[1]
+    often = [r for r in found if r["type"] == "site" and r["kernel"] == "often" and r["space"] == "shared"]
+    if not options:
+        assert [(r["requests"], r["accesses"]) for r in often] == [(70000, 70000 * 32)]
+
+
+def test_each_kernel_defers_accesses(program: Path) -> None:
+    """The comparison above is worth something only if registers count."""
+    done = subprocess.run([*TOOL, "--ptx", str(program)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    kernels = done.stdout.split(".visible .entry ")[1:]
+    assert len(kernels) == 10
+    for kernel in kernels:
+        assert "%gpubpf_0turns0" in kernel, kernel.partition("(")[0]
