@@ -10,6 +10,7 @@ The traced program needs no change and no rebuild.
 
 from __future__ import annotations
 
+import functools
 import os.path
 import sys
 
@@ -60,9 +61,11 @@ static inline int in_global(gpu_mask lanes, struct gpu_access *ctx, int kind, in
     gpu_mask together = kind == UPDATED ? gpu_match(address) : 0;
     struct gpu_traffic *cell = global_cells.lookup(&site);
     struct gpu_request request = {address, ctx->width, lanes, .varies = kind == COPIED, .updates = kind == UPDATED,
-                                  .bytes = kind == BYTES};
+                                  .bytes = kind == BYTES, .keeps = kind == KEPT};
     if (!cell)
         return 0;
+    if (kind == KEPT)
+        return gpu_keep_request(cell, &request);
     if (coverage == COUNTED)
         gpu_add_request(cell, &request);
     else
@@ -70,6 +73,12 @@ static inline int in_global(gpu_mask lanes, struct gpu_access *ctx, int kind, in
     if (kind == UPDATED)
         gpu_count_updates(cell, site, address, together);
     return 0;
+}
+
+int on_global_again(struct gpu_access_again *ctx) {
+    int site = ctx->site;
+    struct gpu_traffic *cell = global_cells.lookup(&site);
+    return cell ? gpu_add_again(cell, 0, ctx->kept, ctx->width, ctx->count) : 0;
 }
 
 /* The bytes that a request touches, where another one stands for it. */
@@ -122,6 +131,7 @@ int on_owned_repeated_coarse(struct gpu_access *ctx) { return in_repeated(0, ctx
 int on_local(struct gpu_access *ctx) { return in_local(0, ctx); }
 int on_shared(struct gpu_access *ctx) { return in_shared(0, ctx, PLAIN); }
 int on_shared_updated(struct gpu_access *ctx) { return in_shared(0, ctx, UPDATED); }
+int on_kept_global(struct gpu_access *ctx) { return in_global(0, ctx, KEPT, COUNTED); }
 int on_kept_shared(struct gpu_access *ctx) { return in_shared(0, ctx, KEPT); }
 int on_unaddressed(struct gpu_access *ctx) { return in_unaddressed(0, ctx); }
 
@@ -154,6 +164,7 @@ int on_chosen_owned_repeated_coarse(struct gpu_access *ctx) { return CHOSEN(in_r
 int on_chosen_local(struct gpu_access *ctx) { return CHOSEN(in_local); }
 int on_chosen_shared(struct gpu_access *ctx) { return CHOSEN(in_shared, PLAIN); }
 int on_chosen_shared_updated(struct gpu_access *ctx) { return CHOSEN(in_shared, UPDATED); }
+int on_chosen_kept_global(struct gpu_access *ctx) { return CHOSEN(in_global, KEPT, COUNTED); }
 int on_chosen_kept_shared(struct gpu_access *ctx) { return CHOSEN(in_shared, KEPT); }
 int on_chosen_unaddressed(struct gpu_access *ctx) { return CHOSEN(in_unaddressed); }
 
@@ -182,11 +193,8 @@ int on_bulk(struct gpu_access *ctx) {
 
 def build_parser() -> cli.Parser:
     """Return the parser: the shared options, and what to show of accesses."""
-    parser = cli.parser(
-        TOOL,
-        "Show how the instructions of GPU kernels access memory, and how much they waste.",
-        EXAMPLES,
-    )
+    what = "Show how the instructions of GPU kernels access memory, and how much they waste."
+    parser = cli.parser(TOOL, what, EXAMPLES)
     cli.add_targets(parser)
     cli.add_kernels(parser)
     cli.add_patches(parser)
@@ -261,35 +269,30 @@ def attach(b: BPF, options: MemoryOptions) -> None:
 
     shared, views = options.shared, options.coverage
     kernels, sass = shared.kernels.wanted, shared.kernels.sass
+    access = functools.partial(b.attach_gpu_access, kernels)
     which = "chosen_" if shared.threads.filtered else ""
     covers = "owned_" if views.footprint else "covered_" if views.allocations else ""
     moves = ("load", "store")
     alike = 32  # so many bytes further on, a request begins at the same place in a sector, and its lanes meet in banks alike
-    b.attach_gpu_access(
-        kernels, f"on_{which}global", moves, ("const",) if covers else ("global", "const"), alike
-    )
+    access(f"on_{which}global", moves, ("const",) if covers else ("global", "const"), alike)
     if covers:  # no bytes are tracked in constant memory
         moved = "coarse" if views.granule > 1 else "global"
-        b.attach_gpu_access(kernels, f"on_{which}{covers}{moved}", moves, ("global",), alike)
-        repeated = f"on_{which}{covers}repeated_{moved}"
-        b.attach_gpu_access(kernels, repeated, moves, ("global",), alike, repeats=True)
+        access(f"on_{which}{covers}{moved}", moves, ("global",), alike)
+        access(f"on_{which}{covers}repeated_{moved}", moves, ("global",), alike, repeats=True)
     for name, kind in (("updated", "atomic"), *(() if sass else (("copied", "async"),))):
-        b.attach_gpu_access(
-            kernels, f"on_{which}{covers}{name}", (kind,), ("global",), 0 if covers else alike
-        )
+        access(f"on_{which}{covers}{name}", (kind,), ("global",), 0 if covers else alike)
     if covers:
-        b.attach_gpu_access(kernels, "on_bulk", kinds=("async",), spaces=("global",))
-    b.attach_gpu_access(kernels, f"on_{which}local", kinds=(*moves, "atomic"), spaces=("local",), alike=alike)
-    b.attach_gpu_access(
-        kernels, f"on_{which}shared", kinds=(*moves, "async"), spaces=("shared",), alike=alike
-    )
-    b.attach_gpu_access(kernels, f"on_{which}shared_updated", kinds=("atomic",), spaces=("shared",))
+        access("on_bulk", ("async",), ("global",))
+    access(f"on_{which}local", (*moves, "atomic"), ("local",), alike)
+    access(f"on_{which}shared", (*moves, "async"), ("shared",), alike)
+    access(f"on_{which}shared_updated", ("atomic",), ("shared",))
     if sass:
-        b.attach_gpu_access(kernels, "on_seen", (*moves, "atomic"), ("global", "shared", "local"))
-    else:
-        b.attach_gpu_access(kernels, f"on_{which}kept_shared", moves, ("shared",), alike, keeps=True)
-        b.attach_gpu_access_again(kernels, "on_shared_again", moves, ("shared",))
-        b.attach_gpu_access(kernels, f"on_{which}unaddressed", spaces=UNADDRESSED_SPACES)
+        access("on_seen", (*moves, "atomic"), ("global", "shared", "local"))
+        return
+    access(f"on_{which}unaddressed", spaces=UNADDRESSED_SPACES)
+    for space in ("global", "shared"):  # in loops
+        access(f"on_{which}kept_{space}", moves, (space,), alike, keeps=True)
+        b.attach_gpu_access_again(kernels, f"on_{space}_again", moves, (space,))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ pytestmark = gpubpf_cuda.needs_cuda
 SOURCE = r"""
 #include <cstdio>
 #define KERNEL(name, ...) \
-    __global__ void name(int n, int *out) { \
+    __global__ void name(int n, int *out, const int *in, int pitch) { \
         __shared__ __align__(128) int s[4096]; \
         int x = threadIdx.x, y = threadIdx.y, sum = 0; \
         __VA_ARGS__; \
@@ -44,21 +44,42 @@ KERNEL(wide, LOOP(n) { int a, b; unsigned at = (unsigned)__cvta_generic_to_share
     sum += a + b; })
 KERNEL(often, LOOP(70000) sum += AT(x))
 KERNEL(trapped, LOOP(n) sum += AT(x); if (n == 12345) asm volatile("trap;"))
-int main() {
-    int *out;
-    if (cudaMalloc(&out, 1 << 20)) return 1;
-    together<<<3, 96>>>(20, out);
-    together<<<1, 33>>>(1, out);
-    rows<<<2, dim3(16, 10)>>>(17, out);
-    rows<<<2, dim3(8, 5)>>>(3, out);
-    leaving<<<2, 64>>>(9, out);
-    fewer<<<2, 70>>>(0, out);
-    apart<<<1, 40>>>(11, out);
-    nested<<<2, 64>>>(5, out);
-    sometimes<<<2, 48>>>(13, out);
-    wide<<<2, 64>>>(6, out);
-    often<<<1, 32>>>(0, out);
-    trapped<<<1, 64>>>(4, out);
+// In global memory, most accesses compare addresses: indices of 32 bits might wrap around.
+#define IN(index) ((const volatile int *)in)[index]
+KERNEL(strided, LOOP(n) { sum += IN(x * pitch + i); out[1024 + 2 * x + 8 * i] = sum; })
+KERNEL(tile, LOOP(n) { sum += IN(y * pitch + 16 * i + x) + IN((16 * i + y) * pitch + x) + IN(y * pitch + i); })
+KERNEL(shifting, LOOP(n) sum += IN(3 * x + i) + IN(x ^ 2) + IN(8 * x + 8 * i))
+KERNEL(chased, LOOP(n) { int at = IN(i); sum += IN(at + 2 * x); })
+KERNEL(unequal, LOOP(x % 11) { sum += IN(2 * x + 8 * i); if (i == 6) return; })
+KERNEL(halves, LOOP(n) { if (i % 3) { sum += IN(4 * x + 8 * i); } else if (x < 16) { sum += IN(4 * x + 8 * i); } })
+KERNEL(further, LOOP(66000) sum += IN(2 * x))
+int main(int argc, char **) {
+    int *out, *in;
+    if (cudaMalloc(&out, 1 << 20) || cudaMalloc(&in, 1 << 20) || cudaMemset(in, 0, 1 << 20)) return 1;
+    if (argc > 1) {
+        often<<<1, 32>>>(0, out, in, 0);
+        further<<<1, 32>>>(0, out, in, 0);
+        return cudaDeviceSynchronize() != cudaSuccess;
+    }
+    together<<<3, 96>>>(20, out, in, 0);
+    together<<<1, 33>>>(1, out, in, 0);
+    rows<<<2, dim3(16, 10)>>>(17, out, in, 0);
+    rows<<<2, dim3(8, 5)>>>(3, out, in, 0);
+    leaving<<<2, 64>>>(9, out, in, 0);
+    fewer<<<2, 70>>>(0, out, in, 0);
+    apart<<<1, 40>>>(11, out, in, 0);
+    nested<<<2, 64>>>(5, out, in, 0);
+    sometimes<<<2, 48>>>(13, out, in, 0);
+    wide<<<2, 64>>>(6, out, in, 0);
+    trapped<<<1, 64>>>(4, out, in, 0);
+    strided<<<2, 64>>>(9, out, in, 40);
+    strided<<<2, 64>>>(9, out, in, 37);
+    tile<<<2, dim3(16, 16)>>>(5, out, in, 256);
+    tile<<<1, dim3(8, 8)>>>(3, out, in, 100);
+    shifting<<<2, 70>>>(10, out, in, 0);
+    chased<<<1, 64>>>(6, out, in, 0);
+    unequal<<<2, 64>>>(0, out, in, 0);
+    halves<<<1, 64>>>(10, out, in, 0);
     return cudaDeviceSynchronize() != cudaSuccess;
 }
 """
@@ -69,10 +90,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return gpubpf_cuda.build(SOURCE, tmp_path_factory.mktemp("deferred") / "loops")
 
 
-def records(program: Path, place: Path, options: tuple[str, ...], each: str) -> list[Mapping[str, Any]]:
+def records(
+    program: Path, place: Path, options: tuple[str, ...], each: str, *arguments: str
+) -> list[Mapping[str, Any]]:
     """Return the records of sites and allocations. each: "1" to examine each execution, else ""."""
     environment = {**os.environ, "GPUBPF_EACH_ACCESS": each}
-    command = [*TOOL, *options, "--json", "-o", str(place), "--", str(program)]
+    command = [*TOOL, *options, "--json", "-o", str(place), "--", str(program), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in place.read_text().splitlines()]
@@ -105,9 +128,19 @@ def test_numbers_are_those_of_each_execution(options: tuple[str, ...], program: 
     assert not sites
     others = [[r for r in of if r["type"] != "site"] for of in (found, expected)]
     assert others[0] == others[1]
-    often = [r for r in found if r["type"] == "site" and r["kernel"] == "often" and r["space"] == "shared"]
-    if not options:
-        assert [(r["requests"], r["accesses"]) for r in often] == [(70000, 70000 * 32)]
+
+
+def test_registers_are_added_before_they_overflow(program: Path, tmp_path: Path) -> None:
+    found = records(program, tmp_path / "r", ("--no-allocations",), "", "long")
+    sites = {
+        r["kernel"]: (r["requests"], r["accesses"], r["patterns"])
+        for r in found
+        if r["op"] == "load" and r["type"] == "site"
+    }
+    assert sites == {
+        "often": (70000, 70000 * 32, {"unit": 70000}),
+        "further": (66000, 66000 * 32, {"stride": 66000}),
+    }
 
 
 def test_each_kernel_defers_accesses(program: Path) -> None:
@@ -115,6 +148,7 @@ def test_each_kernel_defers_accesses(program: Path) -> None:
     done = subprocess.run([*TOOL, "--ptx", str(program)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     kernels = done.stdout.split(".visible .entry ")[1:]
-    assert len(kernels) == 10
+    assert len(kernels) == 17
     for kernel in kernels:
-        assert "%gpubpf_0turns0" in kernel, kernel.partition("(")[0]
+        counts = "%gpubpf_0turns0" in kernel or "%gpubpf_0further0" in kernel
+        assert counts, kernel.partition("(")[0]

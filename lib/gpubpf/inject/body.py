@@ -62,7 +62,17 @@ from .arguments import argument, returned
 from .computation import Element, computation, is_chosen
 from .contraction import products_before
 from .cost import ADDED, SKIPPED, TALLY, lengths, tallied
-from .deferral import COUNT, MOST_SITES, ROOM, DeferredGroup, DeferredSite, stored
+from .deferral import (
+    COUNT,
+    MOST_CHECKED,
+    MOST_SITES,
+    NONE,
+    ROOM,
+    CheckedAccess,
+    DeferredGroup,
+    DeferredSite,
+    stored,
+)
 from .device_launches import launched_name, launches_grid
 from .exits import plan_exits
 from .number_types import INTEGER, number_types
@@ -157,8 +167,11 @@ class Body:
         self.addresses = 0
         self.alike = Alike()
         # Deferred accesses: their statements, the groups so far, and places whose text depends on all groups.
-        keeping = [p.alike for p in self.at_access if p.keeps]
-        self.deferred = plan.deferred(function.name, min(keeping)) if keeping and self.entry else frozenset()
+        self.modulus = min((p.alike for p in self.at_access if p.keeps), default=0)
+        may = plan.deferred(function.name, self.modulus) if self.modulus and self.entry else NONE
+        self.proven, self.checked = may.proven, may.checked
+        self.deferred = self.proven | self.checked
+        self.comparing: list[CheckedAccess] = []
         self.at_again = at(AGAIN)
         self.groups: list[DeferredGroup] = []
         self.heads: list[tuple[Directive, DeferredGroup]] = []
@@ -595,9 +608,13 @@ class Body:
             if modulus and like is None:
                 self.alike.add(instruction, access, site)
             keeping = [p for p in probes if p.keeps]
-            if keeping and like is None and index in self.deferred and len(self.kept_sites) < MOST_SITES:
+            room = bool(keeping) and like is None and len(self.kept_sites) < MOST_SITES
+            if room and index in self.proven:
                 found += self._defer(index, access, site, keeping, guards)
                 probes = [p for p in probes if p.repeats]
+            elif room and index in self.checked and len(self.comparing) < MOST_CHECKED:
+                found += self._compare(index, access, site, probes, guards)
+                continue
             else:
                 probes = [p for p in probes if p.repeats == (like is not None) and not p.keeps]
             if not probes:
@@ -633,9 +650,30 @@ class Body:
         some = (*guards, f"@!{group.fresh} ")
         return [*out, text(self.filler.access(probes, access, site, some, where, kept=stored(made)))]
 
+    def _compare(
+        self, index: int, access: Access, site: int, probes: Sequence[PtxProbe], guards: Sequence[str]
+    ) -> list[Statement]:
+        """Return the probes of an access whose executions compare addresses (deferral.py)."""
+        made = CheckedAccess(len(self.comparing), DeferredSite(site, access, len(self.kept_sites)))
+        self.comparing.append(made)
+        for register, kind in made.registers.items():
+            self._added(register, kind)
+        skips = [f"@{SKIPS} "] if any(p.checks_choice for p in probes) else []
+        where = self._to_64_bits(index, access.address, AT)
+
+        def run(some: Sequence[PtxProbe], stores: str = "") -> str:
+            some = [replace(p, unconditional=True) for p in some]
+            return self.filler.access(some, access, site, (), where, kept=stores) if some else ""
+
+        keep = run([p for p in probes if p.keeps], stored(made.site))
+        ordinary = run([p for p in probes if not p.keeps and not p.repeats])
+        marks = run([p for p in probes if p.repeats])
+        return [text(made.text((*skips, *guards), where, keep, ordinary, marks, self._again, self.modulus))]
+
     @property
     def kept_sites(self) -> list[DeferredSite]:
-        return [site for group in self.groups for site in group.sites]
+        in_groups = [site for group in self.groups for site in group.sites]
+        return [*in_groups, *(one.site for one in self.comparing)]
 
     def _flush(self, guards: Sequence[str] = ()) -> list[Statement]:
         """Return the place of the text that adds the executions of all groups. guards: of lanes that do not execute the text."""
@@ -661,13 +699,16 @@ class Body:
         remarks = self.filler.remarks
         made = {id(place): text(group.head(self._again, remarks)) for place, group in self.heads}
         flush = [group.flush(self._again) for group in self.groups]
+        flush += [access.flush(self._again) for access in self.comparing]
         for place in self.flushes:
             lines = ["{", place.text, *flush, *(["$gpubpf_stays:"] if place.text else []), "}"]
             made[id(place)] = text("\n".join(line for line in lines if line))
         zero = [f"mov.b32 {register}, 0;" for g in self.groups for register in (g.mask, g.turns)]
+        for one in self.comparing:
+            zero += [f"mov.b32 {one.turns}, -1;", f"mov.b64 {one.first}, 0;", f"mov.b32 {one.modulus}, 0;"]
         made[id(self.begin)] = text("\n".join(zero))
         room = Variable("local", "b64", ROOM, dimensions=(len(self.kept_sites),))
-        if not self.groups:
+        if not self.kept_sites:
             return [s for s in statements if id(s) not in made]
         return [room, *(made.get(id(s), s) for s in statements)]
 

@@ -26,7 +26,7 @@ from gpubpf.record import Record, field, replace
 from .alike import count_unlike
 from .computation import Computation, computation, is_chosen, unseen_float
 from .cost import ADDED, SKIPPED
-from .deferral import deferred_accesses
+from .deferral import NONE, Deferrable, deferrable
 from .operands import operands, without_value
 from .probe_text import AGAIN, FREQUENT, Filler, wants
 from .seldom import called, shortened
@@ -127,7 +127,7 @@ class InjectionPlan:
         self._last_regions: dict[str, int] = {}
         self._probed: dict[tuple[str, int], Mapping[Access, int]] = {}
         self._computations: dict[str, list[tuple[str, Computation]]] = {}
-        self._deferred: dict[str, frozenset[int]] = {}
+        self._deferred: dict[str, Deferrable] = {}
         apart = [p.program for p in every if p.keeps or p.point == AGAIN]
         self._apart = {id(f): f"{FUNCTION}again{n}" for n, f in enumerate({id(f): f for f in apart}.values())}
         self._names, self._forms = self._programs(reached)
@@ -275,7 +275,8 @@ class InjectionPlan:
             loops = self.loops(name)
             return len(loops.heads(probe.loops) if point == "basic_block" else loops.polled)
         if probe.keeps:
-            return len(self.deferred(name, probe.alike))
+            found = self.deferred(name, probe.alike)
+            return len(found.proven | found.checked)
         contents = self.contents(name)
         if point in ("access", "value"):
             of = contents.accesses if point == "access" else contents.values
@@ -337,8 +338,8 @@ class InjectionPlan:
         """Select the probes at `function_entry` or `function_exit` whose patterns match this function."""
         return tuple(p for p in probes if not p.functions or names.matches(p.functions, function.name))
 
-    def deferred(self, kernel: str, modulus: int) -> frozenset[int]:
-        """Return the statements of a kernel whose access can be deferred; none in a called function.
+    def deferred(self, kernel: str, modulus: int) -> Deferrable:
+        """Return which accesses of a kernel can be deferred; none in a called function.
 
         A kernel that leaves in a called function has none: the function does not know the kernel's registers. A kernel with
         `setmaxnreg` must not call functions.
@@ -348,9 +349,11 @@ class InjectionPlan:
             function = self.module.functions[kernel]
             refused = any(self.module.functions[f].mentions("setmaxnreg") for f in reached)
             if refused or function.kind != "entry" or self.graph.leaving(reached - {kernel}):
-                self._deferred[kernel] = frozenset()
+                self._deferred[kernel] = NONE
             else:
-                self._deferred[kernel] = deferred_accesses(function, self.module.variables, modulus)
+                found = deferrable(function, self.module.variables, modulus)
+                # The cost of a checked access depends on how often the comparison holds, so --budget could not count it.
+                self._deferred[kernel] = replace(found, checked=frozenset()) if ADDED in self.work else found
         return self._deferred[kernel]
 
     def _unlike(self, name: str, alike: int) -> Mapping[Access, int]:
