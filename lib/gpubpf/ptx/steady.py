@@ -20,7 +20,7 @@ _CONSTANT = ("%tid", "%ntid", "%ctaid", "%nctaid", "%laneid", "WARP_SZ")
 _INTEGERS = {f"{sign}{width}" for sign in "usb" for width in (32, 64)}
 # The lower bits of the result depend on the same bits of the inputs only.
 _BITWISE = {"mov", "add", "sub", "neg", "not", "or", "xor", "and", "cvta", "cvt"}
-_MOST_STEPS = 200  # of the search for one register
+_MOST_STEPS = 200  # the search for one register ends after these
 
 
 class Steady:
