@@ -439,7 +439,7 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
     Raises SessionError.
     """
     path, opened = str(library), -1
-    if not _is_visible(worker.pid, library):
+    if not is_visible(worker.pid, library):
         data = own_files.read(library)
         short = digest.sha256(data).hexdigest()[:16]
         name = f"{library.name}-{short}"
@@ -502,7 +502,7 @@ def _sealed(name: str, data: bytes) -> int:
     return file
 
 
-def _is_visible(pid: int, library: Path) -> bool:
+def is_visible(pid: int, library: Path) -> bool:
     """Return whether the process sees the same file at the same path, and may load it."""
     if own_files.is_replaced(library):  # the new file may speak another protocol
         return False

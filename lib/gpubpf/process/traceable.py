@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gpubpf.errors import OUT_OF_FILES, TOO_MANY_FILES, SessionError, out_of_files
 from gpubpf.kernel import privileges
-from gpubpf.process import proc
+from gpubpf.process import limits, proc
 from gpubpf.process.ptrace import ThreadEnded, TraceRefused, parent, threads_of
 from gpubpf.process.users import User
 
@@ -56,6 +57,17 @@ def children(pid: int) -> set[int]:
                 *whole, _ = proc.read(pid, f"task/{tid}/children").split(b" ")
                 found |= set(map(int, whole))
     return found
+
+
+def descendants(pids: Iterable[int]) -> Iterator[int]:
+    """Yield the descendants of these processes, limits.DESCENDANTS at most. A child of a process that has ended is not found."""
+    known = set(pids)
+    queue = deque(known)
+    while queue and len(known) < limits.DESCENDANTS:
+        for child in children(queue.popleft()) - known:
+            known.add(child)
+            queue.append(child)
+            yield child
 
 
 class RefusedForNow(SessionError):
@@ -234,7 +246,7 @@ def refusal(pid: int, code: int) -> SessionError:
         )
     if not capable:
         return SessionError(f"{who} has privileges that you lack, or is not dumpable; use sudo")
-    if _other_namespace(pid):
+    if other_namespace(pid, "user"):
         return SessionError(
             f"{who} is in a user namespace in which this tool has no privileges; run the tool on the host"
         )
@@ -278,8 +290,14 @@ def ptrace_scope(proc_root: Path = Path("/proc")) -> int:
         return 0
 
 
-def _other_namespace(pid: int) -> bool:
+def other_namespace(pid: int, kind: str) -> bool:
+    """Return whether a process is in another namespace than this one, or whether that is unknown. kind: such as "net"."""
     try:
-        return proc.link(pid, "ns/user") != os.readlink("/proc/self/ns/user")
+        return proc.link(pid, f"ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
     except OSError:
         return True
+
+
+def has_other_files(pid: int) -> bool:
+    """Return whether a process may find other files at the same paths: it has another root directory, or its own mounts."""
+    return other_namespace(pid, "mnt") or proc.link(pid, "root") != os.readlink("/proc/self/root")

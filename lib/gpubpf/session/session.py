@@ -24,13 +24,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import agent, own_files
-from gpubpf.agent.definitions import DrainFlag
+from gpubpf.agent.definitions import DrainFlag, Vendor
 from gpubpf.errors import SessionError
 from gpubpf.kernel import fresh_thread, libc, privileges
 from gpubpf.process import proc, traceable, user_waits
 from gpubpf.record import MutableRecord
 from gpubpf.records import reasons
-from gpubpf.records.reasons import FORBIDDEN, NO_ROCR, TOO_LATE, TRACED, UNHOOKED
+from gpubpf.records.reasons import (
+    FORBIDDEN,
+    NO_DRIVER,
+    NO_ROCR,
+    REACHED_LATE,
+    TOO_LATE,
+    TRACED,
+    UNHOOKED,
+    UNREACHED,
+)
 from gpubpf.session import readout, summary, translating
 from gpubpf.show import garbage, progress, table
 from gpubpf.traced import joining
@@ -56,6 +65,7 @@ if TYPE_CHECKING:
     )
     from gpubpf.session.budget import Budget
     from gpubpf.traced.machine import MachineWatcher
+    from gpubpf.traced.strays import Strays
     from gpubpf.traced.traced_process import TracedProcess
 
 # All in seconds.
@@ -139,6 +149,8 @@ class Session:
         self._tick_interval = TICK
         self._next_tick = 0.0  # time.monotonic
         self._watcher: MachineWatcher | None = None
+        self._strays: Strays | None = None
+        self._traced_strays: set[int] = set()  # pids of processes that another tool seemed to trace
         self._shown = contextlib.ExitStack()  # what the progress line shows besides the tool's own work
         self._child: subprocess.Popen[bytes] | None = None
         self._returncode: int | None = None
@@ -208,6 +220,36 @@ class Session:
             self._report_attached()
             self._listener.watching(time.monotonic_ns())
         self._measurement.privileges.keep(self._needed_capabilities(), self._owns_process)
+        if self._child:
+            from gpubpf.traced.strays import Strays
+
+            apply = self._measurement.privileges.apply
+            self._strays = Strays(self._child.pid, self._is_traced, self._join_stray, apply)
+
+    def _is_traced(self, pid: int) -> bool:
+        return any(p.pid == pid and not p.disconnected for p in self._measurement.active())
+
+    def _join_stray(self, pid: int, vendor: Vendor) -> bool:
+        """Attach to a process of the command that did not load the agent itself. Return whether to try again later."""
+        started = traceable.started(pid)
+        if vendor is Vendor.AMD:  # when ROCr is initialized is unknown, and attaching before that may fail
+            self._measurement.record_missed(UNREACHED, started)
+            self._measurement.note(
+                f"pid {pid} ({traceable.comm(pid)}) has loaded ROCr without the agent, because of its environment;"
+                f" its launches are missing: attach to it with -p {pid}"
+            )
+            return False
+        missed = self._joining.join(pid)
+        if missed is not None and missed.reason == NO_DRIVER:
+            return True
+        if missed is not None and missed.reason == TRACED and pid not in self._traced_strays:
+            self._traced_strays.add(pid)  # perhaps its own agent still tries to connect
+            return True
+        if not self._measurement.stopped:
+            self._measurement.record_missed(missed.reason if missed else REACHED_LATE, started)
+            if missed is not None:
+                self._measurement.note(str(missed))
+        return False
 
     def _import_numpy(self) -> None:
         self._measurement.privileges.apply()  # NumPy starts threads, which have the capabilities of this one
@@ -626,6 +668,8 @@ class Session:
             self._server.settle(patience)
         if self._watcher is not None:
             self._watcher.stop_attaching()
+        if self._strays is not None:
+            self._strays.close()
         self._measurement.stopped = True
         request = DrainRequest(self._measurement, patience, DrainFlag.STOP)
         if self._measurement.host is not None:

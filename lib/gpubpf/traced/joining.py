@@ -11,12 +11,18 @@ import re
 import select
 import threading
 import time
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubpf import agent, elf
-from gpubpf.agent.definitions import ATTACH_FUNCTION, OWNER_SIZE, OWNER_VARIABLE, AttachStatus, Vendor
+from gpubpf.agent.definitions import (
+    ATTACH_FUNCTION,
+    OWNER_SIZE,
+    OWNER_VARIABLE,
+    SOCKET_VARIABLE,
+    AttachStatus,
+    Vendor,
+)
 from gpubpf.errors import SessionError, out_of_files
 from gpubpf.future import Future
 from gpubpf.process import address_space, limits, started_with, traceable
@@ -316,6 +322,26 @@ def has_driver(mapped: Iterable[address_space.Mapping]) -> bool:
     return any(_named(mapped, name) for name in _LIBRARIES.values())
 
 
+def strays_driver(pid: int) -> Vendor | None:
+    """Return whose driver a process has loaded that cannot load the agent, or whose agent cannot connect to the tool. None: neither.
+
+    It was started with another environment (`env -i`, sudo), in another network namespace (the socket is an abstract one) or in
+    another root directory. Raises OSError."""
+    return within(LOOK_WAIT, pid, lambda: _strays_driver(pid))
+
+
+def _strays_driver(pid: int) -> Vendor | None:
+    cut_off = not started_with.environment(pid, (SOCKET_VARIABLE,)) or traceable.other_namespace(pid, "net")
+    if not cut_off and traceable.has_other_files(pid):
+        from gpubpf.attach import loading
+
+        cut_off = not loading.is_visible(pid, agent.LIBRARY)
+    if not cut_off:
+        return None
+    mapped = tuple(address_space.mappings(pid, _ANY))
+    return next((vendor for vendor, name in _LIBRARIES.items() if _named(mapped, name)), None)
+
+
 def device_of(pid: int) -> Device:
     """Return the device that the session measures in a process: its CUDA device if it has one, else its AMD device.
 
@@ -363,16 +389,13 @@ def untraced_descendants(pids: Iterable[int]) -> dict[int, str]:
     """Return the descendants of these processes that loaded a CUDA driver or ROCr themselves, as {pid: comm}.
 
     A driver inherited through `fork` does not count, because it does not work in the child."""
-    known, bases = set(pids), {base for pid in pids for base in _drivers(pid)}
+    known = tuple(pids)
+    bases = {base for pid in known for base in _drivers(pid)}
     found: dict[int, str] = {}
-    queue = deque(known)
-    while queue and len(known) < limits.DESCENDANTS:
-        for child in traceable.children(queue.popleft()) - known:
-            known.add(child)
-            queue.append(child)
-            if own := _drivers(child) - bases:
-                bases |= own
-                found[child] = traceable.comm(child)
+    for child in traceable.descendants(known):
+        if own := _drivers(child) - bases:
+            bases |= own
+            found[child] = traceable.comm(child)
     return found
 
 

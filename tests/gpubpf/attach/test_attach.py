@@ -772,11 +772,11 @@ def test_a_symbolic_link_does_not_lead_out_of_the_root_of_a_process(built: Path,
     process = subprocess.Popen(["chroot", root, "/static", "pause"], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        assert not loading._is_visible(process.pid, library)
+        assert not loading.is_visible(process.pid, library)
         place.parent.unlink()
         place.parent.mkdir()
         os.link(library, place)
-        assert loading._is_visible(process.pid, library) == os.access(library, os.R_OK)
+        assert loading.is_visible(process.pid, library) == os.access(library, os.R_OK)
     finally:
         process.kill()
         process.communicate()

@@ -1,0 +1,68 @@
+"""Processes of a command that use the GPU but cannot get the agent from their environment, see `joining.strays_driver`.
+
+strays = Strays(pid, is_traced, join, before_each)     # a thread looks for them
+strays.close()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from gpubpf.agent.definitions import Vendor
+from gpubpf.process import traceable
+from gpubpf.traced import joining
+
+INTERVAL = 0.1  # seconds between two searches, at least
+TRY_AGAIN = 1.0  # seconds until the next attempt to attach to a process that has not initialized the driver
+SHARE = 100  # a search takes one part in so many of the time, at most
+
+
+class Strays:
+    """Attaches to such processes while they run.
+
+    command: process ID of the command, which may be such a process itself.
+    is_traced: returns whether an agent is connected.
+    join: attaches to a process that uses a vendor's GPUs; returns whether to try again later.
+    before_each: called in the thread before each search.
+    """
+
+    def __init__(
+        self,
+        command: int,
+        is_traced: Callable[[int], bool],
+        join: Callable[[int, Vendor], bool],
+        before_each: Callable[[], None],
+    ) -> None:
+        self._command, self._is_traced, self._join, self._before_each = command, is_traced, join, before_each
+        self._next: dict[
+            tuple[int, float], float
+        ] = {}  # (PID, start time) → earliest next attempt (time.monotonic)
+        self._closing = threading.Event()
+        threading.Thread(target=self._run, name="gpubpf-strays", daemon=True).start()
+
+    def close(self) -> None:
+        """Attach to no further process."""
+        self._closing.set()
+
+    def _run(self) -> None:
+        pause = INTERVAL
+        while not self._closing.wait(pause):
+            self._before_each()
+            began = time.thread_time()
+            for pid in (self._command, *traceable.descendants([self._command])):
+                self._look(pid)
+            pause = max(INTERVAL, SHARE * (time.thread_time() - began))
+
+    def _look(self, pid: int) -> None:
+        process = pid, traceable.started(pid)
+        if time.monotonic() < self._next.get(process, 0.0) or self._is_traced(pid):
+            return
+        with contextlib.suppress(OSError):  # the process has ended, or cannot be read
+            vendor = joining.strays_driver(pid)
+            if vendor is not None and not self._closing.is_set():
+                again = self._join(pid, vendor)
+                self._next[process] = time.monotonic() + TRY_AGAIN if again else math.inf
