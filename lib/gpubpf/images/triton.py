@@ -12,6 +12,7 @@ mapped was built. Its files belong to the user, and are untrusted.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -84,7 +85,7 @@ class TritonCache:
                 with contextlib.suppress(OSError, ValueError):
                     cache = target_files.open_path(self._pid, place, os.O_RDONLY | os.O_DIRECTORY)
                     try:
-                        for name in os.listdir(cache)[:MOST_DIRECTORIES]:
+                        for name in _names(cache, MOST_DIRECTORIES):
                             with contextlib.suppress(OSError):
                                 found += self._entries_of(cache, place, name)
                     finally:
@@ -100,7 +101,7 @@ class TritonCache:
                 name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=cache
             )
             try:
-                files = set(os.listdir(directory)[:MOST_FILES])
+                files = set(_names(directory, MOST_FILES))
                 stems = sorted(f.removesuffix(".cubin") for f in files if f.endswith(".cubin"))
                 known = (
                     changed,
@@ -150,6 +151,12 @@ class TritonCache:
                 if launcher := _LAUNCHER.match(mapping.path):
                     found[launcher[1]] = None
         return [place for place in found if place.startswith("/")]
+
+
+def _names(directory: int, most: int) -> list[str]:
+    """Return the first names in an open directory. os.listdir would read all. Raises OSError."""
+    with os.scandir(directory) as entries:
+        return [entry.name for entry in itertools.islice(entries, most)]
 
 
 def _home(pid: int) -> str:

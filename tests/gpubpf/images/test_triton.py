@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 import gpubpf_hold
 from gpubpf.agent.definitions import FoundKernel
 from gpubpf.agent.protocol import Found
-from gpubpf.images import fatbin
+from gpubpf.images import fatbin, triton
 from gpubpf.images.assemble import Target
 from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, MappedImages
 from gpubpf.images.triton import TritonCache
@@ -170,14 +169,19 @@ def test_a_large_cache_is_listed_once(hold: Path, tmp_path: Path, monkeypatch: p
         (tmp_path / f"{i}").mkdir()
         (tmp_path / f"{i}" / "x.json").write_text("")
     listed: list[object] = []
-    original: Callable[..., list[str]] = os.listdir
+    original = triton._names
     with holding(hold, env={"TRITON_CACHE_DIR": str(tmp_path), "HOME": "/nowhere"}) as process:
         cache = TritonCache(process.pid)
         assert cache.ptx_of(cubin) is not None
-        monkeypatch.setattr(os, "listdir", lambda place: listed.append(place) or original(place))
+        monkeypatch.setattr(
+            triton, "_names", lambda place, most: listed.append(place) or original(place, most)
+        )  # type: ignore[func-returns-value]
         assert cache.ptx_of(cubin[:-1] + b"x") is None
         assert len(listed) == 1
         add(tmp_path, "new", "new", text("new"))
         listed.clear()
         assert cache.ptx_of(cubin) is not None
         assert len(listed) == 2
+    directory = os.open(tmp_path, os.O_RDONLY)
+    assert len(original(directory, 7)) == 7 and len(original(directory, 1 << 20)) == 502
+    os.close(directory)

@@ -122,8 +122,9 @@ def test_the_questions_are_those_about_the_directories_of_the_server(tmp_path: P
         ("query", {"sql": f"FROM read_csv('{outside}')"}),
         ("query", {"sql": f"COPY (SELECT 1) TO '{tmp_path}/written'"}),
         ("query", {"sql": "FROM range(100000)", "most": 10}),
+        ("query", {"sql": "SELECT current_setting('memory_limit') AS most"}),
     )
-    listed, kernels, option, read, copied, many = (
+    listed, kernels, option, read, copied, many, memory = (
         answer for _, answer in ask(*calls, words=[tmp_path / "runs"])
     )
     assert "launchlate_kernel" in {record["view"] for record in listed["records"]}
@@ -132,6 +133,7 @@ def test_the_questions_are_those_about_the_directories_of_the_server(tmp_path: P
         assert refused["status"] in (1, 2) and not refused["records"] and refused["notices"]
     assert not (tmp_path / "written").exists()
     assert len(many["records"]) == 10 and many["left_out"] == 99_990
+    assert memory["records"] == [{"most": "4.0 GiB"}]
 
 
 def test_what_is_refused_is_one_line_for_the_client(tmp_path: Path) -> None:
