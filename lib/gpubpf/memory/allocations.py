@@ -92,6 +92,7 @@ _LAST_EPOCH = (1 << 32) - 1  # the last epoch of an allocation that has not ende
 _ADDRESS_LIMIT = 1 << 62  # all addresses are below this
 LIMIT = 1 << 20  # maximum allocations to keep
 _MOST_OVERLAPS = 64  # maximum live allocations to check against a new one, and to keep for one address
+_MOST_FUTILE = 1 << 20  # a process can log, again and again, that memory ends which was allocated later
 
 
 class Allocation(Record):
@@ -273,6 +274,9 @@ class _LiveAllocations:
         # True if copies may be missing from the log: it lost records, a graph had nodes that are not kernels, or a call made several
         # copies.
         self.copies_unknown = False
+        self._futile = (
+            0  # allocations that were looked at in vain, because they came later than the end in the log
+        )
         self.shares_handles = False  # memory of cuMemCreate may be shared with another process
 
     def begin(self, row: _LoggedAllocation) -> None:
@@ -303,18 +307,25 @@ class _LiveAllocations:
         """End the latest allocation at `base` that existed in `epoch`; with `size`, all that begin in [base, base + size)."""
         bases = [base]
         if size:
+            if self._futile > _MOST_FUTILE:
+                return
             first, last = (bisect.bisect_left(self._bases, edge) for edge in (base, base + size))
             bases = self._bases[first:last]
         for begin in bases:
             rows = [row for row in self._by_base.get(begin, ()) if row.first <= epoch]
+            self._futile += not rows
             for row in rows if size else rows[-1:]:
                 self._free(row, epoch, at)
 
     def end_context(self, context: int, epoch: int, at: int) -> None:
         """End all allocations of a destroyed context that existed in `epoch`."""
+        if self._futile > _MOST_FUTILE:
+            return
         for row in list(self._by_context.get(context, {}).values()):
             if row.first <= epoch:
                 self._free(row, epoch, at)
+            else:
+                self._futile += 1
 
     def _free(self, row: _LoggedAllocation, epoch: int, at: int) -> None:
         row.last, row.freed_ns = min(row.last, epoch), at

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import gpubpf_cuda
+from gpubpf.memory import allocations
 from gpubpf.memory.allocations import LIMIT, Allocation, Allocations
 from gpubpf.process.host_frames import HostFrame
 from gpubpf.record import replace
@@ -409,3 +410,17 @@ def test_a_program_and_its_memory(
     assert {i.kernel: i.launches for i in instances} == {"store": len(out) - 2, "fill": 1}
     assert len(set(stores["kernel"][:-2].tolist()) | {-1}) == len(set(stores["kernel"].tolist())) == 2
     assert session.summary()["lost"] == 0
+
+
+@pytest.mark.parametrize(
+    "ending", [gone("cuCtxDestroy", 0, context=1), gone("cuMemUnmap", 0x1000) | {"bytes": 1 << 30}]
+)
+def test_looks_in_vain_have_a_limit(ending: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hostile log says that memory ends, again and again, but that all of it came later. Then nothing of the process ends."""
+    monkeypatch.setattr(allocations, "_MOST_FUTILE", 100)
+    later = [made("cuMemMap", 0x1000 * at, 1, 7, context=1) for at in range(1, 41)]
+    found = after(*later, *[ending] * 50)
+    assert 100 < found._processes[1]._futile <= 140 and not any(one.freed for one in found.all())
+    assert not any(one.freed for one in after(*later, *[ending] * 3, ending | {"epoch": 6}).all())
+    assert not any(one.freed for one in after(*later, *[ending] * 3, ending | {"epoch": 7}).all())
+    assert all(one.freed for one in after(*later, *[ending] * 2, ending | {"epoch": 7}).all())
