@@ -18,6 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
+
 from fuzz.targets import (
     PTX,
     cubins,
@@ -38,9 +40,11 @@ from gpubpf.calls.device_times import dispatches
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import Error, ImageError
+from gpubpf.exporter import gpu_time
 from gpubpf.images import assemble, fatbin
 from gpubpf.images.triton import TritonCache
 from gpubpf.kernel import seccomp
+from gpubpf.process import containers, limits
 from gpubpf.process.target_socket import TargetSocket
 from gpubpf.session import readout, summary
 from gpubpf.show.owner_columns import OwnerColumns
@@ -550,3 +554,47 @@ def cache_file(data: bytes) -> None:
     if found is not None:
         digest = hashlib.sha256(f"fuzz/{CACHED_KEY}\0".encode() + found).digest()
         assert data == found + digest + b"gpubpf cache 1.\n"
+
+
+def cgroup_seeds() -> Iterable[bytes]:
+    pod, container = b"96dd7de3_0783_4613_a707_e0effc077ef5", b"13a0f64b" * 8
+    return [
+        b"0::/kubepods.slice/kubepods-pod%s.slice/cri-containerd-%s.scope\n" % (pod, container),
+        b"12:memory:/docker/%s\n1:name=systemd:/docker/%s\n" % (container, container),
+        b"0::/kubepods/burstable/pod%s/crio-%s" % (pod.replace(b"_", b"-"), container),
+        b"0::/system.slice/x.slice:cri-containerd:%s\n0::/" % container,
+    ]
+
+
+def hard_cgroups() -> Iterable[bytes]:
+    """As long as a file of a process can be."""
+    for piece in (b"/pod", b"/pod" + b"a" * 31, b"-" + b"f" * 64, b"/crio-conmon-", b"0::/a\n", b"::\n"):
+        yield b"0::" + piece * (limits.SMALL_FILE // len(piece))
+
+
+@target(seeds=cgroup_seeds, hard=hard_cgroups)
+def cgroup(data: bytes) -> None:
+    """Find the container and the pod in a process's cgroup file."""
+    found = containers.in_paths(data.decode("utf-8", "replace"))
+    assert len(found.id) in (0, 64) and len(found.pod) in (0, 32, 36)
+    assert found.id.isascii() and found.pod.isascii()
+
+
+def gpu_time_seeds() -> Iterable[bytes]:
+    turn, time_ = 5 << 44, (1 << 44) - 1
+    start, end = turn | (~1_000_000 & time_), turn | 1_000_640
+    return [struct.pack("<4Q", 10, 5000, start, end), struct.pack("<4Q", 0, 0, 0, end), bytes(32)]
+
+
+@target(seeds=gpu_time_seeds)
+def gpu_times(data: bytes) -> None:
+    """Add up the times of launches in a process's maps: its first two words are sums, then starts and ends alternate."""
+    words = np.frombuffer(data[: len(data) // 8 * 8], np.uint64)
+    if len(words) < 4:
+        return
+    launches, ns = map(int, words[:2])
+    pairs = words[2 : 2 + (len(words) - 2) // 2 * 2].reshape(-1, 2)
+    sums = np.array([(launches, ns)], [("launches", "<u8"), ("ns", "<u8")])
+    found = gpu_time._of_shape(pairs[:, 0], np.repeat(pairs[:, 1], 3), sums)
+    assert launches <= found.launches <= launches + len(pairs)
+    assert ns <= found.ns <= ns + len(pairs) * 3600 * 10**9 and found.step >= 0
