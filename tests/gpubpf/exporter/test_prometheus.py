@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.parse
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
+LISTENS = re.compile(r'msg="Listening on" address=(\S+)')
 NODES = 10
 
 
@@ -42,18 +43,19 @@ class Prometheus:
         job["static_configs"] = [{"targets": [*targets]}]
         file = directory / "prometheus.yml"
         file.write_text(yaml.safe_dump(configuration))
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        self._url = f"http://127.0.0.1:{port}/api/v1/"
+        self._log = directory / "prometheus.log"
         command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={directory / 'data'}"]
-        self.process = subprocess.Popen(
-            [*under, *command, f"--web.listen-address=127.0.0.1:{port}"], stdout=-3, stderr=-3
-        )
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*under, *command, "--web.listen-address=127.0.0.1:0"], stdout=log, stderr=log
+            )
         self._under = under
+        address = until(lambda: LISTENS.search(self._log.read_text()), self._log)[1]
+        self._url = f"http://{address}/api/v1/"
 
     def get(self, what: str, **parameters: str) -> Any:
         """Return what the API has; None before Prometheus is ready."""
-        assert self.process.poll() is None, "Prometheus has ended"
+        assert self.process.poll() is None, self._log.read_text()
         url = f"{self._url}{what}?{urllib.parse.urlencode(parameters)}"
         done = subprocess.run(
             [*self._under, sys.executable, "-c", FETCH, url], capture_output=True, timeout=200
