@@ -27,6 +27,9 @@ pytestmark = pytest.mark.skipif(
 
 FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
 LISTENS = re.compile(r'msg="Listening on" address=(\S+)')
+MEAN = (
+    'gpubpf_kernel_measured_seconds_total{kernel="nap"} / gpubpf_kernel_measured_launches_total{kernel="nap"}'
+)
 NODES = 10
 
 
@@ -101,6 +104,7 @@ def test_the_scrape_is_in_the_api(tmp_path: Path) -> None:
             prometheus.wait_for(f"gpubpf_kernel_measured_launches_total{{{kernel}}}", 30)
             (seconds,) = prometheus.values(f"gpubpf_kernel_measured_seconds_total{{{kernel}}}").values()
             assert 0.030 <= seconds < 0.031
+            prometheus.wait_for(f"{MEAN} > 0.000999 < 0.001001", seconds / 30)
             program.launch(12)
             prometheus.wait_for(f"gpubpf_kernel_launches_total{{{kernel}}}", 42)
             (scraped,) = prometheus.get("targets")["activeTargets"]
