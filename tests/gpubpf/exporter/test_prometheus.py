@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,17 @@ def test_the_scrape_is_in_the_api(tmp_path: Path) -> None:
             assert exporter.end() == 0
             prometheus.wait_for("up", 0)
     program.end()
+
+
+def test_promtool_has_nothing_to_say_about_the_metrics() -> None:
+    from gpubpf.exporter.prometheus import Server
+    from gpubpf.exporter.watch import Watch
+
+    with Server("127.0.0.1", 0, Watch(5, 1.0).latest) as server, urllib.request.urlopen(server.url) as answer:
+        text = answer.read()
+    command = ["promtool", "check", "metrics"]
+    done = subprocess.run(command, input=text, capture_output=True, timeout=200)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), done
 
 
 class Rack:
