@@ -171,6 +171,7 @@ def _compile_here(text: str, talk: IO[bytes]) -> dict[str, Any]:
     """Return the program as JSON values, or `{"error": …}`. stdout and stderr of this process already go to `talk`."""
     try:
         bcc = _import_bcc()
+        os.chdir("/")  # bcc fails in a working directory whose path has more than 255 characters
         source = headers.expand(text)
         spelled = spell_out_increments(source.text)
         flags = (ctypes.c_char_p * len(_FLAGS))(*(flag.encode() for flag in _FLAGS))

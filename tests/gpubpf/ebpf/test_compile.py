@@ -383,6 +383,14 @@ def test_compiled_on_another_thread():
         assert pool.submit(compile._compile, HEAD).result() == made
 
 
+def test_compiled_in_a_directory_with_a_long_path(monkeypatch, tmp_path):
+    place = tmp_path.joinpath(*["a long path"] * 24)
+    place.mkdir(parents=True)
+    monkeypatch.chdir(place)
+    text = HEAD + "int on_exit(struct gpu_exit *ctx) { return 7; }\n"
+    assert list(compile._compile(text).functions) == ["on_exit"]
+
+
 def test_compiled_once(monkeypatch, tmp_path):
     """The second time needs no bcc; another text, or a changed header, is another program."""
     compiled(HEAD)
