@@ -268,7 +268,7 @@ def test_setup_takes_libraries_of_the_wheel_of_its_version_while_cpp_is_unchange
 
     def taken(before: str = "true") -> list[bool]:
         script = f"""say() {{ echo "setup: $*"; }}
-source {REPOSITORY}/script/packages
+source '{REPOSITORY}/script/packages'
 cd {checkout}
 VENV={tmp_path}/venv; {before}; prebuilt "$(mktemp -d)" && echo taken"""
         variables = {
