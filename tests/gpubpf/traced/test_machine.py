@@ -822,7 +822,7 @@ def test_the_time_for_a_driver_file_counts_for_its_user(
 
 
 def test_without_open_files_there_is_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.HoldHelper, "_request", lambda helper, **message: errno.ENFILE)
+    monkeypatch.setattr(machine.HoldHelper, "_request", lambda helper, **message: (errno.ENFILE, []))
     watched = MachineWatcher(lambda pid, tid: None, lambda *a: None, lambda text: None)
     with pytest.raises(SessionError, match="too many open files; raise the limit"):
         watched.start()
