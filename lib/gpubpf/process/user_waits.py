@@ -94,7 +94,9 @@ def _abort(wait: _Wait) -> list[str]:
     Connections of root and of other users, and those without a request that is not answered, are left alone."""
     found = []
     with contextlib.suppress(OSError):
-        for device in patience.within(patience.LOOK_WAIT, wait.pid, lambda: {*wait.devices()}):
+        # Without limits, because looks that wait would otherwise protect the process.
+        devices = patience.within(patience.LOOK_WAIT, wait.pid, lambda: {*wait.devices()}, limited=False)
+        for device in devices:
             major, _, minor = device.partition(":")
             number = str(int(minor or "0", 16))
             owned = int(major, 16) == 0 < fuse.owner(number) == wait.user

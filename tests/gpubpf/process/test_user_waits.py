@@ -7,6 +7,7 @@ import ctypes
 import os
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import gpubpf_fuse
-from gpubpf.process import fuse, mounts, scans, target_files, user_waits
+from gpubpf.process import fuse, limits, mounts, patience, scans, target_files, user_waits
 from gpubpf.process.address_space import Memory
 from gpubpf.process.users import User
 
@@ -64,8 +65,13 @@ def exchanging(directory: Path, file: Path) -> Iterator[tuple[subprocess.Popen[s
 
 
 @pytest.mark.parametrize("as_its_user", [True, False])
-def test_a_file_that_a_process_names_keeps_nothing_waiting(tmp_path: Path, as_its_user: bool) -> None:
-    """Triton's cache is where the process says, perhaps in a file system of its user, and so may be the agent's library."""
+def test_a_file_that_a_process_names_keeps_nothing_waiting(
+    tmp_path: Path, as_its_user: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's cache is where the process says, perhaps in a file system of its user, and so may be the agent's library.
+
+    Other processes of the user may keep so many looks waiting that there is no further one: that protects nobody."""
+    monkeypatch.setattr(patience, "_waiting", Counter({OTHER: limits.UNANSWERED_OF_USER}))
     place = tmp_path / "fuse"
     place.mkdir()
     for part in (place, *place.parents):
