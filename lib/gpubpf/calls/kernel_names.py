@@ -20,7 +20,7 @@ import itertools
 import os
 import re
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from gpubpf.elf import Elf
 from gpubpf.errors import ImageError
 from gpubpf.linux import libraries
 from gpubpf.names import KernelName
-from gpubpf.process import address_space, proc
+from gpubpf.process import address_space, proc, scans
 from gpubpf.process.patience import LOOK_WAIT, within
 from gpubpf.record import MutableRecord, field
 
@@ -74,10 +74,12 @@ class KernelNames:
 
     def __init__(self, api: Api, bpf: BPF | None = None) -> None:
         # Process → handle → a mangled name, or another handle of the same kernel.
-        self._known: OrderedDict[int, dict[int, str | int]] = OrderedDict()
+        self._known: dict[int, dict[int, str | int]] = {}
+        self._costs: Counter[int] = Counter()  # by process, see `_cost`
+        self._users: dict[int, int] = {}  # by process
         self._parts: dict[tuple[int, int], bytes] = {}
         self._processes: OrderedDict[int, _Process] = OrderedDict()
-        self._count = 0
+        self._cost = 0  # the sum of _costs
         if bpf is not None:
             kinds = {f.symbol: _KINDS[f.kernel_name] for f in api.functions if f.kernel_name}
             for name, returns in (("kernel_told", False), ("kernel_given", True)):
@@ -91,7 +93,7 @@ class KernelNames:
             process.look()
         if None not in (before, process.program) and before != process.program:
             # The process executed another program, or its PID was reused: the known handles are obsolete.
-            self._count -= len(self._known.pop(pid, {}))
+            self._forget(pid)
 
     def read(self, host: Host) -> None:
         """Read the names that the programs recorded since the last call."""
@@ -157,13 +159,32 @@ class KernelNames:
         return found_.pop() if len(found_) == 1 else None
 
     def _keep(self, pid: int, handle: int, name: str | int) -> None:
-        self._known.setdefault(pid, {})
-        if self._count >= _MOST_NAMES and handle not in self._known[pid]:
-            _, dropped = self._known.popitem(last=False)
-            self._count -= len(dropped)
-            self._known.setdefault(pid, {})
-        self._count += handle not in self._known[pid]
-        self._known[pid][handle] = name
+        """Keep a name. If there are too many, forget those of the user with the most names."""
+        if self._cost >= _MOST_NAMES:
+            self._make_room()
+        before = self._known.get(pid, {}).get(handle)
+        cost = _cost(name) - (0 if before is None else _cost(before))
+        if pid not in self._users:
+            self._users[pid] = scans.user_of(pid)
+        self._cost += cost
+        self._costs[pid] += cost
+        self._known.setdefault(pid, {})[handle] = name
+
+    def _make_room(self) -> None:
+        """Forget the names of the user with the most names, in the processes with the most first, until there is room for some."""
+        of_users: Counter[int] = Counter()
+        for pid, cost in self._costs.items():
+            of_users[self._users[pid]] += cost
+        [(user, _)] = of_users.most_common(1)
+        for pid in sorted(self._costs, key=self._costs.__getitem__, reverse=True):
+            if self._users[pid] == user and self._cost > _MOST_NAMES - _MOST_NAMES // 16:
+                self._forget(pid)
+
+    def _forget(self, pid: int) -> None:
+        """Forget the names of a process."""
+        self._known.pop(pid, None)
+        self._users.pop(pid, None)
+        self._cost -= self._costs.pop(pid, 0)
 
     def _process(self, pid: int) -> _Process:
         if pid not in self._processes:
@@ -172,6 +193,11 @@ class KernelNames:
                 self._processes.popitem(last=False)
         self._processes.move_to_end(pid)
         return self._processes[pid]
+
+
+def _cost(name: str | int) -> int:
+    """Return what a name counts: 1, and more if it is long."""
+    return 1 + (len(name) >> 8 if isinstance(name, str) else 0)
 
 
 class _Process(MutableRecord):

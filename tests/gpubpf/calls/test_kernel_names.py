@@ -20,6 +20,7 @@ import pytest
 import gpubpf_cuda
 import gpubpf_hip
 from cudasim import launcher
+from gpubpf.calls import kernel_names
 from gpubpf.calls.api import Api, cuda, hip
 from gpubpf.calls.kernel_names import BY_HANDLE, BY_NAME, REGISTERED, KernelNames, _ElfFile
 from gpubpf.calls.probes import CallOptions, CallProbes
@@ -37,6 +38,25 @@ OURS = {"hipLaunchKernel": {SAXPY, REDUCE}, "hipLaunchKernel_spt": {PLAIN}, "hip
 LAUNCHES = ("hipLaunchKernel", "launch", "hipLaunchKernel_spt", "hipLaunchKernelExC")
 
 needs_uprobes = pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(), reason="needs uprobes")
+
+
+def test_a_user_with_many_names_does_not_take_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process can report any names, as often as it likes."""
+    monkeypatch.setattr(kernel_names, "_MOST_NAMES", 160)
+    monkeypatch.setattr(kernel_names.scans, "user_of", lambda pid: pid // 100)
+    kept = KernelNames(hip())
+    for number in range(20):
+        kept._keep(700, number, f"theirs{number}")
+    for pid in (100, 101, 102):
+        for number in range(1000):
+            kept._keep(pid, number, "x" * (300 * (number % 3)))
+            kept._keep(pid, number, "y")  # another name of the same handle
+    assert kept._known[700] == {number: f"theirs{number}" for number in range(20)}
+    assert kept._cost == sum(kept._costs.values()) <= 160 + 3
+    costs = {pid: sum(map(kernel_names._cost, known.values())) for pid, known in kept._known.items()}
+    assert costs == dict(kept._costs) and kept._known.keys() == kept._users.keys()
+    kept._forget(700)
+    assert 700 not in kept._known and kept._cost == sum(kept._costs.values())
 
 
 @dataclass
