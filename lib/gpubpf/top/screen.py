@@ -5,13 +5,14 @@ with view(…) as shown:
         shown.show(interval)
 shown.last()                             # behind the screen: the last report stays in the terminal
 
-The screen uses what every terminal with a movable cursor has: no colours, bold and reverse text where they exist. Curses restores the
-terminal when the block ends, and while the tool is stopped (Ctrl-Z).
+The screen uses what every terminal with a movable cursor has: no colours, bold and reverse text where they exist. The terminal is
+restored when the block ends, and while the tool is stopped (Ctrl-Z).
 """
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import threading
 from collections import deque
@@ -119,6 +120,7 @@ class Screen:
         import curses
 
         self._curses = curses
+        self._catch_stop()
         self._window = curses.initscr()
         try:
             curses.noecho()
@@ -138,9 +140,29 @@ class Screen:
     def __exit__(self, *_: object) -> None:
         self._leave()
 
+    def _catch_stop(self) -> None:
+        """Catch SIGTSTP (Ctrl-Z), unless it is ignored.
+
+        The handler of curses may run in any thread. If that is not the main one, the process is not always stopped.
+        """
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
+            signal.signal(signal.SIGTSTP, self._stop)
+
+    def _stop(self, *_: object) -> None:
+        """Give the terminal back, stop, and take the terminal again when the process continues."""
+        self._curses.endwin()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)  # returns when the process continues
+        signal.signal(signal.SIGTSTP, self._stop)
+        self._window.clearok(True)
+        self._draw()
+
     def _leave(self) -> None:
         """Restore the terminal, and print what was said meanwhile."""
         self._open = False
+        if signal.getsignal(signal.SIGTSTP) == self._stop:
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         with contextlib.suppress(self._curses.error):
             self._curses.curs_set(1)
         with contextlib.suppress(self._curses.error):
