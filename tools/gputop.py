@@ -39,12 +39,12 @@ INTERVAL = 1.0  # seconds
 class Rows(Record):
     """Which rows to show.
 
-    once: --once.
+    live: they are on a screen, which is refreshed.
     sort: --sort.
     top: rows of each table; None: all.
     """
 
-    once: bool = False
+    live: bool = False
     sort: str = "time"
     top: int | None = None
 
@@ -77,7 +77,9 @@ def main(argv: list[str] | None = None) -> int:
     args = cli.parse(parser, argv)
     if args.once and args.count:
         parser.error("--once prints one report; leave out count")
-    interval = args.interval or (INTERVAL if args.once or not args.command else None)
+    live = not (args.once or args.command or args.output) and sys.stdout is not None and sys.stdout.isatty()
+    always = args.once or live or not (args.command or args.duration)
+    interval = args.interval or (INTERVAL if always else None)
     options = cli.Options.of(args).with_reports(interval, 1 if args.once else args.count)
     out = cli.open_results(options.output)
     from gpubpf.tools.launchlate import PROGRAM, SLOTS
@@ -106,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     )  # on AMD GPUs, allocations are logged only with their stacks
     with b.trace(options, out, follow) as session:
         results = cli.ResultWriter(options.output, out, session.now_ns)
-        measure(session, SLOTS, options, cli.group(Rows, args), results)
+        measure(session, SLOTS, options, replace(cli.group(Rows, args), live=live), results)
     return session.status
 
 
@@ -126,8 +128,7 @@ def measure(
     usage, late_ns = Usage(graphs=not options.kernels.wanted), 0
     attached_ns, begun = session.now_ns(), bool(options.targets.command)
     shown = report.Report(rows.sort, rows.top, options.output.verbose, session.device.clock_notice or "")
-    on_screen = not rows.once and not options.targets.command and not options.output.path
-    view = screen.view(shown, results, session.end, on_screen)
+    view = screen.view(shown, results, session.end, rows.live)
 
     def look(last: bool = False) -> int:
         """Add what is known now. Return the time until which it is."""

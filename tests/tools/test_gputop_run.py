@@ -344,6 +344,23 @@ def test_every_process_of_the_machine(
     assert all(0 <= one["gpu_share"] <= 1 for one in mine)
 
 
+def test_a_duration_is_one_report(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    app = built(
+        WAIT_FOR
+        + "int main() { for (;;) { wait_for<<<1, 32>>>(1000); cudaDeviceSynchronize(); usleep(1000); } }",
+        tmp_path_factory,
+        "steady",
+    )
+    with subprocess.Popen(["cudasim", "--", app]) as running:
+        try:
+            until(lambda: "libcuda.so" in Path(f"/proc/{running.pid}/maps").read_text())
+            found = records(tmp_path, "-d", "2", "-p", str(running.pid))
+        finally:
+            running.kill()
+    (one,) = of_type(found, "process")
+    assert one["interval_ns"] >= 2_000_000_000
+
+
 def test_once_is_one_report(program: Path) -> None:
     done = run("--once", "--", program)
     assert done.stdout.count("LAUNCH/s") == 1
