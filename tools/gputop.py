@@ -77,7 +77,8 @@ def main(argv: list[str] | None = None) -> int:
     args = cli.parse(parser, argv)
     if args.once and args.count:
         parser.error("--once prints one report; leave out count")
-    live = not (args.once or args.command or args.output) and sys.stdout is not None and sys.stdout.isatty()
+    text = not (args.json or args.csv or args.output)
+    live = text and not (args.once or args.command) and sys.stdout is not None and sys.stdout.isatty()
     always = args.once or live or not (args.command or args.duration)
     interval = args.interval or (INTERVAL if always else None)
     options = cli.Options.of(args).with_reports(interval, 1 if args.once else args.count)

@@ -96,8 +96,12 @@ class Report:
         self._owners.see(interval.processes)
         uses = self._sorted(interval)
         title += f": {_measured(interval)}; sorted by {self.sort}"
-        above = [Line(title, "title"), *notice, *map(Line, self._gpus(interval))]
-        above += [*_devices(interval, width), Line("")]
+        gpus = [*map(Line, self._gpus(interval)), *_devices(interval, width)]
+        if len(gpus) > height // 3:
+            gpus = [
+                Line(text) for part in self._gpus_in_short(interval) for text in table.wrap(part, 0, width)
+            ]
+        above = [Line(title, "title"), *notice, *gpus, Line("")]
         room = height - len(above) - 3  # an empty line, and the headers of both tables
         kernels = sum(len(use.kernels) for use in uses)
         half = min(kernels, max(room // 2, room - len(uses)))
@@ -121,6 +125,14 @@ class Report:
         """Yield a line for each GPU."""
         for one in interval.gpus:
             yield f"{self._gpu_name(one)}: kernels ran for {_share(one.share)} of the time"
+
+    def _gpus_in_short(self, interval: Interval) -> Iterator[str]:
+        """Yield a sentence about all GPUs, and one about what drivers say of them."""
+        shares = (f"{self._gpu_name(one)} {_share(one.share)}" for one in interval.gpus)
+        yield f"kernels ran: {', '.join(shares)}"
+        if interval.devices:
+            used = (f"{devices.driver_name(one)} {_share(one.utilization)}" for one in interval.devices)
+            yield f"util: {', '.join(used)}"
 
     def _gpu_name(self, one: GpuUse) -> str:
         return self._owners.gpu_name(Use(0, 0, "", one.gpu, one.vendor, None))

@@ -11,6 +11,7 @@ from gpubpf.agent.definitions import Vendor
 from gpubpf.show.fields import Fields
 from gpubpf.show.output import Output
 from gpubpf.show.result_writer import ResultWriter
+from gpubpf.top.devices import GpuDevice
 from gpubpf.top.records import GPU, PROCESS
 from gpubpf.top.report import SORTS, Report
 from gpubpf.top.usage import GRAPH, GpuUse, Interval, KernelUse, Use
@@ -86,6 +87,21 @@ def test_a_screen_shows_both_tables_and_how_much_it_leaves_out() -> None:
         sum("app" in line for line in top) == 3
         and sum(" kernel" in line and line[-1].isdigit() for line in top) == 3
     )
+
+
+def test_many_gpus_leave_room_for_the_tables() -> None:
+    uses = [Use(n, n, "app", n, Vendor.NVIDIA, None, 100, 50, n) for n in range(8)]
+    gpus = tuple(GpuUse(Vendor.NVIDIA, n, 100, 10 * n, 1) for n in range(8))
+    known = tuple(GpuDevice(Vendor.NVIDIA, n, utilization=n / 10 if n else None) for n in range(8))
+    shown = Interval(0, 100, tuple(uses), gpus, 0, known)
+    lines = [line.text for line in Report("time", None, False).screen(shown, 80, 22)]
+    assert lines[1].startswith("kernels ran: GPU 0 0.0 %, GPU 1 10.0 %, ") and lines[2].endswith(
+        "GPU 7 70.0 %"
+    )
+    assert lines[3].startswith("util: NVML 0 unknown, NVML 1 10.0 %, ")
+    assert sum("app" in line for line in lines) == 8
+    lines = [line.text for line in Report("time", None, False).screen(shown, 80, 60)]
+    assert "GPU 7: kernels ran for 70.0 % of the time" in lines and "NVML 7: util 70 %" in lines
 
 
 @generated(20, rng=rngs)
