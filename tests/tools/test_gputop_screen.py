@@ -48,7 +48,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def busy(program: Path) -> Iterator[list[int]]:
     """Two programs: the first launches more often, the second has more GPU time."""
-    words = (("8", "1000", "1000"), ("1", "50000000", "1000"))
+    words = (("64", "0", "1000"), ("1", "300000000", "1000"))
     running = [subprocess.Popen(["cudasim", "--", program, *some]) for some in words]
     try:
         for one in running:
