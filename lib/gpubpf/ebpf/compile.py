@@ -44,7 +44,7 @@ from gpubpf.kernel import bpf_syscall, directories, libc, privileges
 from gpubpf.record import replace
 
 INSTALL_BCC = "install the distribution's python3-bpfcc"
-INSTALL_HEADERS = "install linux-headers-amd64"
+INSTALL_HEADERS = "install linux-headers-amd64 (Ubuntu: linux-headers-generic)"
 _KEY_KINDS = {f"gpubpf_{kind}": kind for kind in (*maps.DEVICE_KINDS, "shared_array")}
 _DEBUG = 0x4 | 0x8  # DEBUG_PREPROCESSOR, DEBUG_SOURCE
 # All calls are convergent: the result of a collective helper depends on the lanes that call it, so clang must not move the call.
