@@ -292,6 +292,28 @@ def test_csv_has_a_header_if_no_kernel_was_launched(words):
     assert {"pid", "comm", "gpu"} <= set(header.split(",")), done.stderr
 
 
+@pytest.mark.parametrize(
+    "name, others",
+    [
+        ("README.md", ()),
+        ("CHANGELOG.md", ()),
+        ("docs/architecture.md", ()),
+        ("docs/tools/index.md", ()),
+        ("docs/amd.md", ("cudasnoop",)),
+        ("lib/gpubpf/check/process.py", ()),
+        ("packaging/debian/control", ()),
+        ("script/packaging_checks.py", ()),
+        ("script/promises.py", ()),
+        ("tests/test_every_look.py", ()),
+        (".github/ISSUE_TEMPLATE/bug_report.yml", ()),
+    ],
+)
+def test_every_list_of_all_tools_has_the_tool(name, others):
+    """others: tools that the list rightly lacks."""
+    words = set(re.findall(r"\w+", (REPOSITORY / name).read_text()))
+    assert set(TOOLS) - set(others) <= words, "CONTRIBUTING.md, Add a tool, names all such lists"
+
+
 @pytest.mark.parametrize("tool", [tool for tool in TOOLS if hasattr(tool_module(tool), "PROGRAM")])
 def test_ebpf_prints_the_program(tool):
     done = run(tool, "--ebpf")

@@ -167,6 +167,8 @@ def test_contributing_lists_the_packages_in_the_order_of_their_layers() -> None:
         table.setdefault(int(number), set()).add(package)
     table[1].remove("tools")  # which is a link to another folder
     assert [table[number] for number in sorted(table)] == layers
+    inside = {path.stem for path in (ROOT / "lib/gpubpf").iterdir() if path.suffix in ("", ".py")}
+    assert inside - {"__init__", "__main__", "__pycache__", "include", "tools"} == set().union(*layers)
 
 
 def test_sections_that_sources_cite_exist() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,8 @@ from gpubpf.expressions.syntax import (
     parse,
     parse_list,
 )
+
+ROOT = Path(__file__).resolve().parents[3]
 
 NAMES = Names(
     "load",
@@ -243,3 +246,12 @@ def test_every_name_of_a_point_has_its_c_text(point) -> None:
             attached = attachment.with_values() if point.needs_values(known) else attachment
             assert known <= points.c_names(attached).keys() | {"launch"}
             assert "NULL" not in str(points.c_names(attached))
+
+
+def test_every_point_is_in_the_documentation_and_the_man_pages() -> None:
+    page = (ROOT / "docs/expressions.md").read_text().partition("| point |")[2].partition("\n\n")[0]
+    table = {name for row in page.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert table == set(points.POINTS)
+    listed = (ROOT / "man/fragments/specs.roff").read_text().partition(".PP\nAt ")[0]
+    heads = [line for line in listed.splitlines() if line.startswith((".B ", ".BR "))]
+    assert set(points.POINTS) <= {name for line in heads for name in re.findall(r"\w+", line)}
