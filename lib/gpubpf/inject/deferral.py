@@ -84,6 +84,9 @@ def deferrable(function: Function, variables: Mapping[str, Variable], modulus: i
     lanes = Lanes(function, variables)
     steady, same = Steady(function, flow, lanes), common_bits(function, variables)
     bits = modulus.bit_length() - 1
+    in_rows = function.mentions(
+        "%tid.y"
+    )  # then a warp may have lanes of several rows, whose requests cost more
 
     proven: set[int] = set()
     checked: set[int] = set()
@@ -92,16 +95,18 @@ def deferrable(function: Function, variables: Mapping[str, Variable], modulus: i
         if known.reason:
             continue
         varying = terms.split(known.sum)[0]
+        if access.space == "global" and not varying[1]:
+            continue  # the usual program marks new bytes of a broadcast once, not in each lane
         alike = terms.zeros(varying) >= bits or (base is not None and same.get(base, 0) >= bits)
         if not known.needs and (alike or base is None or steady.bits(index, base) >= bits):
             proven.add(index)
-        elif not _is_usual(varying, access.width):
+        elif in_rows or not _is_usual(varying, access.width):
             checked.add(index)
     return Deferrable(frozenset(proven), frozenset(checked))
 
 
 def _is_usual(varying: terms.Sum, width: int) -> bool:
-    """Return whether each lane probably begins where the lane before ends. Programs treat such requests first."""
+    """Return whether each lane of a row begins where the lane before ends. Programs treat requests of one row first."""
     return varying in (terms.scale(terms.atom(of), width) for of in (("tid", 0), ("lane",)))
 
 
