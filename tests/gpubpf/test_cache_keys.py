@@ -13,8 +13,8 @@ from gpubpf import cache
 grimp = pytest.importorskip("grimp")
 LIB = Path(cache.__file__).parents[1]
 # Modules that change nothing of a result: they move, print or read bytes. A key has the text or the image that was found in a file
-# (`elf`, `fatbin`, `device_link`).
-NEVER = ("cache", "digest", "elf", "errors", "kernel", "process", "record", "show")
+# (`elf`, `fatbin`, `device_link`). Only host programs are made for a processor (`processor`), and no key is theirs.
+NEVER = ("cache", "digest", "elf", "errors", "kernel", "process", "processor", "record", "show")
 # A key has the lowered programs.
 LOWERED = ("ebpf", "inject", "lower", "names", "verify")
 # What else is imported beside the functions that make a result. `images.mapped` imports nearly all of it, so it has no row.
@@ -39,10 +39,11 @@ EXCUSED = {
         "images",
         "kernel",
         "process",
+        "processor",
         "ptx",
         "record",
     ),
-    "gpubpf.ebpf.compile": ("cache", "digest", "errors", "kernel", "record", "ziglang"),
+    "gpubpf.ebpf.compile": ("cache", "digest", "errors", "kernel", "processor", "record", "ziglang"),
 }
 
 

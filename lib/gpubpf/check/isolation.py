@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from gpubpf.check import syscall_question
 from gpubpf.check.finding import LIMITED, MISSING, Finding, ok
 from gpubpf.check.machine import Machine
 from gpubpf.errors import in_words
-from gpubpf.kernel import libc, privileges
+from gpubpf.kernel import libc, privileges, syscalls
 from gpubpf.process import traceable
 
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
@@ -26,7 +27,7 @@ _CONTAINERS = (
 )  # values of the environment variable `container`
 _SEIZE = 0x4206  # PTRACE_SEIZE
 _EVERY = "measuring every process (without COMMAND and -p)"
-_QUESTION = Path(__file__).with_name("syscall_question.py")
+_QUESTION = Path(syscall_question.__file__)
 
 
 def ptrace(machine: Machine) -> Finding:
@@ -133,11 +134,10 @@ def filtered_calls(machine: Machine) -> dict[str, bool]:
     refused: dict[str, bool] = {}
     if machine.status().get("Seccomp", "0") == "0":
         return refused
-    words = [sys.executable, "-I", "-S", str(_QUESTION), str(Path(libc.__file__).with_name("syscalls.py"))]
-    skipped: list[str] = []
+    numbers = {name: syscalls.NUMBERS[name] for name in syscall_question.CALLS}
     while True:  # the filter may kill the child, and then the next child skips that call
         done = subprocess.run(
-            [*words, *skipped],
+            [sys.executable, "-I", "-S", str(_QUESTION), *(f"{name}={numbers[name]}" for name in numbers)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -148,7 +148,8 @@ def filtered_calls(machine: Machine) -> dict[str, bool]:
         if done.returncode >= 0 or not tried:
             return refused
         refused[tried[-1][0]] = True
-        skipped += [line[0] for line in tried]
+        for name, *_ in tried:
+            numbers.pop(name, None)
 
 
 def kills(machine: Machine, call: str, consequence: str) -> Finding | None:

@@ -1,20 +1,22 @@
 """Try system calls that the tools make, with arguments that the kernel refuses. This is a separate program, for a child process.
 
-    python3 -I -S syscall_question.py lib/gpubpf/kernel/syscalls.py [NAME…]
+    python3 -I -S syscall_question.py NAME=NUMBER…
 
 It prints each name before the call, and "refused" after the name if a seccomp filter refused the call. The kernel itself answers such
-arguments with another error than a filter. A filter may also kill the process. NAME: a call to leave out.
+arguments with another error than a filter. A filter may also kill the process.
+
+NAME: a call of `CALLS`.
+NUMBER: its number on this machine.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import runpy
 import sys
 
 _NOBODY = 0x7FFFFFFF  # no process has this ID
-_CALLS: dict[str, tuple[int, ...]] = {
+CALLS: dict[str, tuple[int, ...]] = {
     "bpf": (-1, 0, 0),
     "perf_event_open": (0, -1, -1, -1, 0xFFFF),
     "ptrace": (0x4206, _NOBODY, 0, 0),
@@ -28,17 +30,16 @@ _CALLS: dict[str, tuple[int, ...]] = {
 _REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 
 
-def main(table: str, left_out: list[str]) -> None:
-    """Try each call that is not left out."""
-    numbers = runpy.run_path(table)["NUMBERS"]
+def main(words: list[str]) -> None:
+    """Try these calls, each NAME=NUMBER."""
     library = ctypes.CDLL(None, use_errno=True)
-    for name in (name for name in _CALLS if name not in left_out):
+    for name, _, number in (word.partition("=") for word in words):
         print(name, end="", flush=True)
         ctypes.set_errno(0)
-        library.syscall(*(ctypes.c_long(value) for value in (numbers[name], *_CALLS[name])))
+        library.syscall(*(ctypes.c_long(value) for value in (int(number), *CALLS[name])))
         # Without CAP_BPF, the kernel itself refuses bpf(2), which the check of eBPF reports.
         print(" refused" if ctypes.get_errno() in _REFUSED and name != "bpf" else " allowed", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1:])

@@ -133,6 +133,7 @@ def test_a_generated_report(rng: random.Random, tmp_path: Path, capsys: pytest.C
                 sums=lambda: sums,
                 launched=set,
                 announced=lambda pid: None,
+                may_trace=lambda pid: pid % 2 == 0,
                 options=SimpleNamespace(events=True),
                 lost_late=0,
                 counts=SimpleNamespace(processes=number(rng), nested=0, abandoned=rng.choice((0, 7))),

@@ -108,6 +108,8 @@ def test_logs_are_final_once_everything_was_read(ended: bool) -> None:
         contexts={},
         stacks={},
         waves={},
+        user=0,
+        from_before=False,
     )
     follow = SimpleNamespace(log_records=1 << 17)
     measurement = SimpleNamespace(

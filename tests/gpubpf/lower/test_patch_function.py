@@ -30,12 +30,12 @@ MOST_REGISTER = 21  # ptxas uses no other for patches
 
 
 def programs() -> Iterator[tuple[str, str, Fragment]]:
-    """Yield (tool's function, point, fragment) of each program that runs in every block."""
+    """Yield (tool's function, point, fragment) of each program that runs in every block, at every execution."""
     for tool in TOOLS:
         kept = json.loads((Path(gpubpf.ebpf.__path__[0]) / "prebuilt" / f"{tool}.json").read_text())
         for name, fragment in kept["fragments"].items():
-            if "sampled" not in name:
-                point = kept["program"]["functions"][name]["point"]
+            point = kept["program"]["functions"][name]["point"]
+            if "sampled" not in name and "kept" not in name and point != "access_again":
                 yield f"{tool}.{name}", point, Fragment.from_json(fragment)
 
 
