@@ -224,7 +224,7 @@ def read(
     """Return the specifications of a command line. Raises UsageError, whose message begins with the wrong specification.
 
     texts: SPEC…
-    looks: without SPEC, --ebpf prints the tool's own part, and --list tries `listed`.
+    looks: --list, --ptx and --ebpf. If there is no SPEC, --ebpf prints the tool's own part, and --list tries `listed`.
     one: reads one specification.
     """
     if not texts and looks.list:

@@ -84,10 +84,8 @@ def deferrable(function: Function, variables: Mapping[str, Variable], modulus: i
     lanes = Lanes(function, variables)
     steady, same = Steady(function, flow, lanes), common_bits(function, variables)
     bits = modulus.bit_length() - 1
-    in_rows = function.mentions(
-        "%tid.y"
-    )  # then a warp may have lanes of several rows, whose requests cost more
-
+    # Then a warp may have lanes of several rows, whose requests cost more.
+    in_rows = function.mentions("%tid.y")
     proven: set[int] = set()
     checked: set[int] = set()
     for index, access in found.items():

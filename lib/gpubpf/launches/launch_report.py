@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class LaunchViews(Record):
     """How launches are shown.
 
-    slow: only launches slower than so many microseconds, with their stories; None: all.
+    slow: show only launches slower than this, in microseconds, and what the host did meanwhile; None: all launches.
     stacks: with the host stacks that launched them.
     streams: sums for each stream.
     graphs: sums for each node of CUDA graphs.

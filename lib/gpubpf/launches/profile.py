@@ -129,7 +129,7 @@ class ProfileViews(Record):
     """How a profile is shown.
 
     weight: what counts: "time" or "launches".
-    top: only so many rows, with the largest weight; None: all.
+    top: the number of rows to show, those with the largest weight; None: all rows.
     folded: folded stacks in place of the table.
     svg, pprof, speedscope: a file of this form; None: no such file.
     """

@@ -21,7 +21,7 @@ class AccessViews(Record):
     heatmap: FILE of --heatmap; None: no heatmap.
     site: ranges of site numbers; empty: every site.
     address: first and last address; None: every address.
-    warps: one warp in so many.
+    warps: N, if one warp in N is measured.
     """
 
     each: bool = False

@@ -116,7 +116,7 @@ class MappedFiles:
         )
 
     def _look(self, new: dict[tuple[str, int], int]) -> dict[tuple[str, int], MappedFile | None]:
-        """Return the files that were found, and None where there is none. Leave out what the next look may find."""
+        """Return the mapped file at each address; None: no file there can be read. Addresses to look at again are left out."""
         found: dict[tuple[str, int], MappedFile | None] = {}
         for key, address in new.items():
             try:

@@ -124,7 +124,7 @@ def lock_holder(seconds: float = LOOK_WAIT) -> int:
 def lock_holders(seconds: float) -> Iterator[Holder]:
     """Yield the processes that hold the lock of their address space for this many seconds.
 
-    If so many looks wait that a process is not looked at, this yields one of those that make the looks wait, see `Holder.unseen`."""
+    If too many looks wait, a process is not looked at. Then this yields a process for which looks wait: see `Holder.unseen`."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
     at = 0  # index
 

@@ -111,7 +111,7 @@ class ThreadViews(Record):
 
     work: the value of --work.
     by: the value of --by.
-    top: only so many, with the most work; None: all.
+    top: the number of threads to show, those with the most work; None: all threads.
     all_threads: also those of very large grids.
     """
 

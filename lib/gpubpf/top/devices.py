@@ -132,7 +132,7 @@ class Nvml:
             self._pending += 1
 
     def _answer(self, until: float) -> dict[str, Any] | None:
-        """Return the next answer, or None if there is none until a time (time.monotonic)."""
+        """Return the next answer; None: no answer came before the time `until` (time.monotonic)."""
         assert self._process.stdout is not None
         while b"\n" not in self._text:
             if not select.select([self._process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:

@@ -111,7 +111,7 @@ class Report:
         return lines[:height]
 
     def _fitting(self, rows: int, room: int) -> int:
-        """Return how many rows to show in so many lines. If that is not all, another line says how many rows there are besides."""
+        """Return how many rows to show in `room` lines. If rows are left out, the last line is for their number."""
         most = min(rows, self._top or rows)
         return most if most + (most < rows) <= room else max(room - 1, 1)
 

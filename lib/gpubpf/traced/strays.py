@@ -18,7 +18,7 @@ from gpubpf.traced import joining
 
 INTERVAL = 0.1  # seconds between two searches, at least
 TRY_AGAIN = 1.0  # seconds until the next attempt to attach to a process that has not initialized the driver
-SHARE = 100  # a search takes one part in so many of the time, at most
+SHARE = 100  # searches take at most 1/SHARE of a core
 
 
 class Strays:
@@ -38,9 +38,8 @@ class Strays:
         before_each: Callable[[], None],
     ) -> None:
         self._command, self._is_traced, self._join, self._before_each = command, is_traced, join, before_each
-        self._next: dict[
-            tuple[int, float], float
-        ] = {}  # (PID, start time) → earliest next attempt (time.monotonic)
+        # (PID, start time) → earliest next attempt (time.monotonic)
+        self._next: dict[tuple[int, float], float] = {}
         self._closing = threading.Event()
         threading.Thread(target=self._run, name="gpubpf-strays", daemon=True).start()
 
