@@ -21,21 +21,25 @@ _TAKES_LOCK = re.compile(rb"handle_mm_fault|mmap|munmap|mremap|mprotect|madvise"
 _CLOEXEC, _CREATE = 1, 6  # FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC; FSCONFIG_CMD_CREATE
 
 
-@functools.cache
 def connections() -> Path:
     """Return the directory with all connections.
 
     It is mounted for this process alone, so that it also exists where /sys/fs/fuse/connections does not. Without the privileges for
-    that, return /sys/fs/fuse/connections."""
-    name = ctypes.create_string_buffer(b"fusectl")
+    that, return /sys/fs/fuse/connections; a later call from a thread that has the privileges mounts it."""
     with contextlib.suppress(OSError):
-        system = libc.system_call("fsopen", ctypes.addressof(name), _CLOEXEC)
-        try:
-            libc.system_call("fsconfig", system, _CREATE, 0, 0, 0)
-            return Path(f"/proc/self/fd/{libc.system_call('fsmount', system, _CLOEXEC, 0)}")
-        finally:
-            os.close(system)
+        return _mounted()
     return Path("/sys/fs/fuse/connections")
+
+
+@functools.cache  # of a directory only: an exception is not kept
+def _mounted() -> Path:
+    name = ctypes.create_string_buffer(b"fusectl")
+    system = libc.system_call("fsopen", ctypes.addressof(name), _CLOEXEC)
+    try:
+        libc.system_call("fsconfig", system, _CREATE, 0, 0, 0)
+        return Path(f"/proc/self/fd/{libc.system_call('fsmount', system, _CLOEXEC, 0)}")
+    finally:
+        os.close(system)
 
 
 def owner(number: str) -> int:

@@ -36,6 +36,11 @@ class _Wait(Record):
 _waiting: dict[int, _Wait] = {}  # by thread
 
 
+def prepare() -> None:
+    """Get what `end` needs. Call this before the threads of the process drop their privileges."""
+    fuse.connections()
+
+
 @contextlib.contextmanager
 def waiting(user: int, pid: int = 0, devices: Callable[[], Iterable[str]] = tuple) -> Iterator[None]:
     """Record that this thread may wait for a file system of a user.
@@ -44,7 +49,7 @@ def waiting(user: int, pid: int = 0, devices: Callable[[], Iterable[str]] = tupl
     pid: the user's process that may map the file system; 0: none.
     devices: returns the devices, as in /proc/PID/maps, that the wait can be for.
     """
-    fuse.connections()  # this thread may have the privileges; the one that calls `end` may have dropped them
+    prepare()  # this thread may have the privileges; the one that calls `end` may have dropped them
     thread = threading.get_ident()
     before = _waiting.get(thread)
     _waiting[thread] = _Wait(user, pid, devices, time.monotonic())

@@ -185,6 +185,7 @@ class Session:
 
     def _start(self) -> None:
         """Start the command, or attach to the processes. Raises SessionError."""
+        user_waits.prepare()
         if self._owns_process:
             libc.limit_malloc_arenas()
         if self.targets.command:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import subprocess
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import gpubpf_fuse
+from gpubpf.kernel import fresh_thread, privileges
 from gpubpf.process import fuse, limits, mounts, patience, scans, target_files, user_waits
 from gpubpf.process.address_space import Memory
 from gpubpf.process.users import User
@@ -163,6 +165,21 @@ def test_the_file_systems_of_other_users_are_left_alone(tmp_path: Path) -> None:
         assert not reading.is_alive()
         with contextlib.suppress(OSError):  # the file system has gone
             os.close(opened)
+
+
+def test_the_first_thread_that_waits_may_have_no_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads that have them can still end its wait."""
+    monkeypatch.setattr(fuse, "_mounted", functools.cache(fuse._mounted.__wrapped__))
+
+    def without() -> Path:
+        privileges.drop_all()
+        return fuse.connections()
+
+    assert fresh_thread.run(without, "test") == Path("/sys/fs/fuse/connections")
+    mounted = fuse.connections()
+    assert mounted.parent == Path("/proc/self/fd")
+    assert fresh_thread.run(without, "test") == mounted
+    os.close(int(mounted.name))
 
 
 def test_nobody_waits_without_a_reason() -> None:
