@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -269,6 +270,31 @@ def test_code_that_is_loaded_while_a_tool_is_there_is_instrumented(tmp_path: Pat
             program_.does(f"module {module} 3", "rounds 1", f"module {module} 4")
         program_.does(f"module {module} 2")
     assert launches(records) == {"store": 7, "work": 1, "tiny": 1}
+
+
+def test_code_that_is_loaded_while_a_tool_attaches_is_not_awaited_for_ever(tmp_path: Path) -> None:
+    """`attached` waits until the tool says that the copies of all kernels are ready."""
+    module = program("store", "--genco")
+    with serving() as program_:
+        attaching = threading.Event()
+        attaching.set()
+
+        def load() -> None:
+            while attaching.is_set():
+                program_.does(f"module {module} 1")
+
+        loading = threading.Thread(target=load)
+        loading.start()
+        try:
+            with attached("threadhist", program_.process.pid, tmp_path / "out") as records:
+                attaching.clear()
+                loading.join()
+                program_.does(f"module {module} 3")
+        finally:
+            attaching.clear()
+            loading.join()
+    assert summary(records)["not_instrumented"].keys() <= {"loaded before"} and summary(records)["lost"] == 0
+    assert sum(record["launches"] for record in records if record["type"] == "kernel") >= 3
 
 
 @pytest.mark.every(3)

@@ -112,7 +112,6 @@ void answered(Connection &c, Reader &r, int image) {
         std::lock_guard<std::timed_mutex> hold(using_rocr);
         if (!agent.is_over()) install(*question->module, answer);
     }
-    if (!question->tell) return;
     for (const auto &kernel : question->module->kernels) kernel.second->waits = false;
     tell_tool(message::Ready{id});
 }
@@ -609,13 +608,13 @@ uint32_t put_question(Connection &c, const std::shared_ptr<Question> &question, 
 void Agent::ask_for_later(Module &module, const Gpu &gpu, int file, uint64_t size) {
     auto question = std::make_shared<Question>();
     question->module = &module;
-    question->abandoned = question->tell = true;
+    question->abandoned = true;
     put_question(*connection, question, gpu, file, size);
 }
 
-std::shared_ptr<const Answer> Agent::ask(Module &module, const Gpu &gpu, int file, uint64_t size) {
+void Agent::instrument(Module &module, const Gpu &gpu, int file, uint64_t size) {
     Connection *c = connection;
-    if (!c) return nullptr;
+    if (!c) return;
     auto question = std::make_shared<Question>();
     question->module = &module;
     const uint32_t id = put_question(*c, question, gpu, file, size);
@@ -631,7 +630,10 @@ std::shared_ptr<const Answer> Agent::ask(Module &module, const Gpu &gpu, int fil
         if (!said || std::chrono::steady_clock::now() >= until) break;
     }
     question->abandoned = !question->done;
-    return question->answer;
+    hold.unlock();
+    if (question->abandoned) return;
+    if (question->answer) gpubpf::install(module, question->answer);
+    tell_tool(message::Ready{id});
 }
 
 void Agent::wake() {

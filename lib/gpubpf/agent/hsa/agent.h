@@ -219,7 +219,6 @@ struct Module;
 struct Question {  // asks the tool for the instrumented copy of a module
     Module *module;
     bool done = false, abandoned = false;  // abandoned: no thread waits for the answer
-    bool tell = false;                     // the tool waits until the copies are loaded
     std::shared_ptr<const Answer> answer;
 };
 
@@ -245,8 +244,9 @@ struct Agent {
     std::vector<std::unique_ptr<Gpu>> gpus;
 
     Gpu *gpu(hsa_handle agent) const;
-    // Requests the copies of a module whose image is in `file`. Waits as long as the tool reports progress.
-    std::shared_ptr<const Answer> ask(Module &module, const Gpu &gpu, int file, uint64_t size);
+    // Requests the copies of a module whose image is in `file`, and installs them. Waits as long as the tool reports progress; if the
+    // answer comes later, the service thread installs them.
+    void instrument(Module &module, const Gpu &gpu, int file, uint64_t size);
     // Requests the copies without waiting. The service thread loads them when they arrive, and tells the tool.
     void ask_for_later(Module &module, const Gpu &gpu, int file, uint64_t size);
     void wake();  // wakes the service thread

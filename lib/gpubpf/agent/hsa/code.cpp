@@ -443,9 +443,7 @@ hsa_status on_freeze(hsa_handle executable, const char *options) {
         if (!status && agent.live)
             quietly([&] {
                 Module &module = add_module(executable, image.gpu);
-                if (image.file < 0) return;
-                if (const auto answer = agent.ask(module, *image.gpu, image.file, image.size))
-                    install(module, answer);
+                if (image.file >= 0) agent.instrument(module, *image.gpu, image.file, image.size);
             });
         if (image.file >= 0) close(image.file);
     }
