@@ -36,6 +36,7 @@ from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose
 from gpubpf.images.triton import TritonCache
+from gpubpf.kernel import fresh_thread
 from gpubpf.process import address_space, mounts, scans, target_files, user_waits
 from gpubpf.record import MutableRecord, Record, field, replace
 
@@ -195,7 +196,7 @@ class MappedImages:
 
         if self._timed_out:
             raise TimeoutError
-        threading.Thread(target=run, name="gpubpf-files", daemon=True).start()
+        fresh_thread.start(run, "gpubpf-files")
         try:
             return future.result(TIMEOUT)
         except TimeoutError:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from gpubpf.kernel import fresh_thread
 from gpubpf.process import limits, proc, scans
 
 T = TypeVar("T")
@@ -64,6 +65,7 @@ def within(seconds: float, pid: int, look: Callable[[], T], limited: bool = True
 
     Raises Unanswered if it takes longer. The thread then remains until the process lets it go. If limits.UNANSWERED such threads
     remain, or limits.UNANSWERED_OF_USER for the processes of one user, raises NotLooked. limited: whether these limits apply.
+    Raises NoThread.
     """
     user = scans.user_of(pid) if _waiting else 0
     with _lock:
@@ -92,8 +94,7 @@ def _within(seconds: float, pid: Callable[[], int], look: Callable[[], T]) -> T:
                     if not counts[key]:
                         del counts[key]
 
-    thread = threading.Thread(target=call, name="gpubpf-look", daemon=True)
-    thread.start()
+    thread = fresh_thread.start(call, "gpubpf-look")
     used = -1.0  # seconds of CPU time at the last check
     while not ended.wait(seconds / 2):
         before, used = used, _cpu_time(thread)
@@ -124,7 +125,8 @@ def lock_holder(seconds: float = LOOK_WAIT) -> int:
 def lock_holders(seconds: float) -> Iterator[Holder]:
     """Yield the processes that hold the lock of their address space for this many seconds.
 
-    If too many looks wait, a process is not looked at. Then this yields a process for which looks wait: see `Holder.unseen`."""
+    If too many looks wait, or no thread can be started, a process is not looked at. Then this yields a process for which looks wait:
+    see `Holder.unseen`."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
     at = 0  # index
 
@@ -140,7 +142,7 @@ def lock_holders(seconds: float) -> Iterator[Holder]:
         try:
             _within(seconds, lambda: pids[at], look)
             return
-        except Unanswered:
+        except (Unanswered, fresh_thread.NoThread):
             held = at  # the look may go on any moment
             first = held + 1
         if held < len(pids) and holds_lock(pids[held], seconds):
@@ -168,6 +170,8 @@ def _keeps_waiting(pid: int, seconds: float) -> bool:
         within(seconds, pid, partial(proc.take_lock, pid))
     except NotLooked:
         raise
+    except fresh_thread.NoThread:
+        raise NotLooked from None
     except Unanswered:
         return True
     except OSError:

@@ -41,6 +41,7 @@ from gpubpf.attach import holding
 from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError, in_words, out_of_files
 from gpubpf.future import Future, wait
+from gpubpf.kernel import fresh_thread
 from gpubpf.linux import libraries
 from gpubpf.process import (
     address_space,
@@ -477,8 +478,7 @@ class MachineWatcher:
             self._place_probe(driver, failed)
             used.append(time.thread_time())
 
-        placing = threading.Thread(target=place, name="gpubpf-file", daemon=True)
-        placing.start()
+        placing = fresh_thread.start(place, "gpubpf-file")
         placing.join(FILE_WAIT)
         if placing.is_alive():  # the traced process itself may serve that file system (FUSE)
             if driver.file is not None:
@@ -540,13 +540,14 @@ class MachineWatcher:
             self._follows_mappings = True
         try:
             mappings = libraries.Mappings()
+            try:
+                fresh_thread.start(lambda: self._follow_mappings(mappings), "gpubpf-mappings")
+            except OSError:
+                mappings.close()
+                raise
         except OSError as error:
             self.blind = True
             self._note(f"new processes may be missed meanwhile: {in_words(error)}")
-            return
-        threading.Thread(
-            target=self._follow_mappings, args=(mappings,), name="gpubpf-mappings", daemon=True
-        ).start()
 
     def _place_again(self) -> None:
         """Place the probes that could not be placed, if no process holds the lock of its address space any longer. Raises OSError."""
@@ -688,9 +689,8 @@ class HoldHelper:
         while any(held.is_held for held in self._all_held()) and time.monotonic() < until:
             time.sleep(0.005)
         # This reads and writes memory of the processes, which may never arrive.
-        closing = threading.Thread(target=self._close_held, name="gpubpf-holder", daemon=True)
-        closing.start()
-        closing.join(LEAVE)
+        with contextlib.suppress(OSError):
+            fresh_thread.start(self._close_held, "gpubpf-holder").join(LEAVE)
         self._closing = True
         with contextlib.suppress(OSError):  # the helper then ends; it may still send notices
             self._connection.shutdown(socket.SHUT_WR)
@@ -699,7 +699,8 @@ class HoldHelper:
         if not self._thread.is_alive():  # otherwise the thread closes it
             self._connection.close()
         # The kernel removes the helper's probes one by one, which takes a while. Do not wait for that.
-        threading.Thread(target=self._end_helper, name="gpubpf-holder", daemon=True).start()
+        with contextlib.suppress(OSError):
+            fresh_thread.start(self._end_helper, "gpubpf-holder")
 
     def _close_held(self) -> None:
         for held in self._all_held():

@@ -19,6 +19,7 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import CLOCK_KERNEL, BlockField, Vendor
 from gpubpf.errors import Error, in_words, missing_package, out_of_files
 from gpubpf.future import Future
+from gpubpf.kernel import fresh_thread
 from gpubpf.lower import patch_function
 from gpubpf.process import limits, traceable
 from gpubpf.record import Record, replace
@@ -153,8 +154,11 @@ class DaemonThreadPool:
 
     def _start_thread(self) -> None:
         if self._unstarted:
+            try:
+                fresh_thread.start(self._serve, "gpubpf-worker")
+            except fresh_thread.NoThread:
+                return  # it is tried again for the next work, and by `replace_stuck`
             self._unstarted -= 1
-            threading.Thread(target=self._serve, name="gpubpf-worker", daemon=True).start()
 
     def _serve(self) -> None:
         own, replaced = threading.get_ident(), False

@@ -626,6 +626,42 @@ def test_a_scan_without_open_files_is_repeated(built: Path, monkeypatch: pytest.
     ]
 
 
+def test_a_scan_for_which_there_is_no_thread_is_repeated(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's processes may have used up the machine's threads. The tool says so once, and does not go blind."""
+    notes: list[str] = []
+    joined = Joined(built)
+    refused = 0
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        nonlocal refused
+        if thread.name == "gpubpf-look" and refused < 3:
+            refused += 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline()
+    drivers = machine._drivers
+    monkeypatch.setattr(machine, "_drivers", lambda pid: {})
+    watched = MachineWatcher(joined.join, joined.miss, notes.append)
+    watched.start()
+    try:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        eventually(lambda: refused, 20)
+        monkeypatch.setattr(machine, "_drivers", drivers)
+        eventually(lambda: joined.missed, 20)
+    finally:
+        watched.close()
+        child.communicate(b"\n", timeout=60)
+    assert refused == 3 and joined.missed == [(child.pid, "comes", REACHED_LATE)]
+    assert [note for note in notes if "threads" in note] == [
+        "processes may be attached late or missed: no more threads can be started"
+    ]
+
+
 def test_a_probe_for_which_there_is_no_file_is_placed_later(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

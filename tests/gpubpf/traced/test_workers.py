@@ -153,6 +153,21 @@ def test_work_for_a_pool_that_is_just_being_closed_is_done(monkeypatch: pytest.M
         pool.submit(lambda: 7).result(0)
 
 
+def test_work_waits_while_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's processes may have used up what the machine allows."""
+    pool = workers.DaemonThreadPool(1)
+    with monkeypatch.context() as changed:
+        changed.setattr(threading.Thread, "start", no_thread)
+        done = pool.submit(lambda: 7)
+        assert not pool.replace_stuck() and not done.done()
+    pool.replace_stuck()
+    assert done.result(30) == 7
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def test_owners_of_work_take_turns() -> None:
     """A process with many images occupies neither all threads nor the queue."""
     pool = workers.DaemonThreadPool(4, each=2)
