@@ -123,6 +123,15 @@ bool drain_if_possible(uint32_t sequence, uint32_t wait_ms, bool rings) {
     return true;
 }
 
+// Receives a message, and lets threads that wait for an answer know that the tool works. Returns false if there is no connection.
+bool receive(Connection &c, Frame &frame) {
+    if (!receive_frame(c.socket.number, frame)) return false;
+    std::lock_guard<std::mutex> hold(c.lock);
+    ++c.heard;
+    c.changed.notify_all();
+    return true;
+}
+
 void handle(Connection &c, Frame &frame) {
     Reader r(frame.payload);
     if (frame.type == Message::Sidecar) answered(c, r, frame.fd);
@@ -218,13 +227,8 @@ void serve(Connection &c) {
             Frame frame;
             bool received = false;
             quietly([&] {
-                if (!(received = receive_frame(c.socket.number, frame))) return;
-                {
-                    std::lock_guard<std::mutex> hold(c.lock);
-                    ++c.heard;
-                    c.changed.notify_all();
-                }
-                handle(c, frame);
+                received = receive(c, frame);
+                if (received) handle(c, frame);
             });
             if (!received) break;
         }
@@ -388,16 +392,16 @@ bool open_connection(Connection &c, const char *name) {
     return told;
 }
 
-// Receives messages until `wanted` arrives. The tool may send other messages first, and the service thread does not run yet.
+// Receives messages until `wanted` arrives. The service thread does not run yet, so this handles all other messages: a thread may
+// load a module meanwhile and wait for the answer, because the hooks in ROCr's tables come before those in the code.
 bool wait_for(Connection &c, Message wanted, std::chrono::milliseconds silence) {
     for (;;) {
         pollfd file{c.socket.number, POLLIN, 0};
         Frame frame;
-        if (poll(&file, 1, static_cast<int>(silence.count())) <= 0 || !receive_frame(c.socket.number, frame))
-            return false;
+        if (poll(&file, 1, static_cast<int>(silence.count())) <= 0 || !receive(c, frame)) return false;
         Reader r(frame.payload);
         const bool shared = frame.type != Message::Shared || take_shared(r, frame.fd);
-        if (frame.fd >= 0) close(frame.fd);
+        handle(c, frame);
         if (!shared) return false;
         if (frame.type == Message::Welcome) {
             close_stub_file();
