@@ -17,6 +17,7 @@ import errno
 import fcntl
 import itertools
 import os
+import select
 import struct
 import sys
 import time
@@ -64,6 +65,15 @@ def text(pid: int, name: str) -> str:
 def exists(pid: int) -> bool:
     """Return whether a process exists. A zombie does."""
     return os.path.exists(f"/proc/{pid}")
+
+
+def has_ended(pidfd: int, seconds: float = 0.0) -> bool:
+    """Return whether a process has ended, or ends within some seconds.
+
+    waitpid(2) does not say this if any thread of the calling process traces it: a stop of the traced process is reported, too."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def link(pid: int, name: str) -> str:

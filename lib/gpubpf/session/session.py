@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import agent, own_files
-from gpubpf.agent.definitions import DrainFlag, Vendor
+from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
 from gpubpf.kernel import fresh_thread, libc, privileges
 from gpubpf.process import proc, traceable, user_waits
@@ -38,7 +38,6 @@ from gpubpf.records.reasons import (
     TOO_LATE,
     TRACED,
     UNHOOKED,
-    UNREACHED,
 )
 from gpubpf.session import readout, summary, translating
 from gpubpf.show import garbage, progress, table
@@ -230,18 +229,11 @@ class Session:
     def _is_traced(self, pid: int) -> bool:
         return any(p.pid == pid and not p.disconnected for p in self._measurement.active())
 
-    def _join_stray(self, pid: int, vendor: Vendor) -> bool:
+    def _join_stray(self, pid: int) -> bool:
         """Attach to a process of the command that did not load the agent itself. Return whether to try again later."""
         started = traceable.started(pid)
-        if vendor is Vendor.AMD:  # when ROCr is initialized is unknown, and attaching before that may fail
-            self._measurement.record_missed(UNREACHED, started)
-            self._measurement.note(
-                f"pid {pid} ({traceable.comm(pid)}) has loaded ROCr without the agent, because of its environment;"
-                f" its launches are missing: attach to it with -p {pid}"
-            )
-            return False
         missed = self._joining.join(pid)
-        if missed is not None and missed.reason == NO_DRIVER:
+        if missed is not None and missed.reason in (NO_DRIVER, NO_ROCR):
             return True
         if missed is not None and missed.reason == TRACED and pid not in self._traced_strays:
             self._traced_strays.add(pid)  # perhaps its own agent still tries to connect
@@ -598,7 +590,8 @@ class Session:
     def _ended(self) -> bool:
         """Return whether the command, or every process that the user named, has ended."""
         if self._child:
-            self._returncode = self._child.poll()
+            if proc.has_ended(self._pidfd):  # a thread may trace the command, see `Strays`
+                self._returncode = self._child.poll()
             return self._returncode is not None
         return not (
             self.targets.all_processes

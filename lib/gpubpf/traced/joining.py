@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import threading
 import time
 from pathlib import Path
@@ -25,7 +24,7 @@ from gpubpf.agent.definitions import (
 )
 from gpubpf.errors import SessionError, out_of_files
 from gpubpf.future import Future
-from gpubpf.process import address_space, limits, started_with, traceable
+from gpubpf.process import address_space, limits, proc, started_with, traceable
 from gpubpf.process.patience import LOOK_WAIT, within
 from gpubpf.records.reasons import (
     BUSY,
@@ -54,7 +53,7 @@ PREVIOUS_TOOL_WAIT = 5.0  # for the agent to detach from the previous tool
 FREE_WAIT = 1.0  # for another tracer that is attaching or detaching, and for a stopped process
 RETRY_INTERVAL = 0.1
 COPIES_WAIT = 2.0  # for the copies of kernels that a held process has loaded
-EXIT_WAIT = 0.1  # between the first failure in an exiting process and its pidfd becoming readable
+EXIT_WAIT = 0.1  # between the first failure in an exiting process, whose memory disappears, and its pidfd becoming readable
 
 _LIBRARIES = {
     Vendor.NVIDIA: re.compile(r".*/libcuda\.so[^/]*$"),
@@ -173,7 +172,7 @@ class Joining:
             raise _out_of_files(pid) from None
         except SessionError as error:
             # `ProcessEnded` is also raised if the process executed another program.
-            if over := has_ended(ended):
+            if over := proc.has_ended(ended, EXIT_WAIT):
                 what = "ended while the tool was attaching; there is nothing left to trace"
             else:
                 what = "executed another program while the tool was attaching; run the tool again"
@@ -322,24 +321,21 @@ def has_driver(mapped: Iterable[address_space.Mapping]) -> bool:
     return any(_named(mapped, name) for name in _LIBRARIES.values())
 
 
-def strays_driver(pid: int) -> Vendor | None:
-    """Return whose driver a process has loaded that cannot load the agent, or whose agent cannot connect to the tool. None: neither.
+def is_stray(pid: int) -> bool:
+    """Return whether a process has loaded a driver but cannot load the agent, or its agent cannot connect to the tool.
 
     It was started with another environment (`env -i`, sudo), in another network namespace (the socket is an abstract one) or in
     another root directory. Raises OSError."""
-    return within(LOOK_WAIT, pid, lambda: _strays_driver(pid))
+    return within(LOOK_WAIT, pid, lambda: _is_stray(pid))
 
 
-def _strays_driver(pid: int) -> Vendor | None:
+def _is_stray(pid: int) -> bool:
     cut_off = not started_with.environment(pid, (SOCKET_VARIABLE,)) or traceable.other_namespace(pid, "net")
     if not cut_off and traceable.has_other_files(pid):
         from gpubpf.attach import loading
 
         cut_off = not loading.is_visible(pid, agent.LIBRARY)
-    if not cut_off:
-        return None
-    mapped = tuple(address_space.mappings(pid, _ANY))
-    return next((vendor for vendor, name in _LIBRARIES.items() if _named(mapped, name)), None)
+    return cut_off and has_driver(address_space.mappings(pid, _ANY))
 
 
 def device_of(pid: int) -> Device:
@@ -419,13 +415,6 @@ def _reason(pid: int, error: SessionError) -> str:
     if int(known.get("TracerPid", 0)):
         return TRACED
     return STOPPED if known.get("State", "").startswith("T") else FORBIDDEN
-
-
-def has_ended(pidfd: int) -> bool:
-    """Return whether a process has ended, or ends within EXIT_WAIT: its memory disappears before its pidfd becomes readable."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(EXIT_WAIT * 1000))
 
 
 def all_failed(errors: Sequence[SessionError]) -> SessionError:

@@ -1,4 +1,4 @@
-"""Processes of a command that use the GPU but cannot get the agent from their environment, see `joining.strays_driver`.
+"""Processes of a command that use the GPU but cannot get the agent from their environment, see `joining.is_stray`.
 
 strays = Strays(pid, is_traced, join, before_each)     # a thread looks for them
 strays.close()
@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpubpf.agent.definitions import Vendor
 from gpubpf.process import traceable
 from gpubpf.traced import joining
 
 INTERVAL = 0.1  # seconds between two searches, at least
-TRY_AGAIN = 1.0  # seconds until the next attempt to attach to a process that has not initialized the driver
+TRY_AGAIN = (
+    1.0  # seconds, at most, until the next attempt to attach to a process that has not initialized the driver
+)
 SHARE = 100  # searches take at most 1/SHARE of a core
 
 
@@ -26,7 +27,7 @@ class Strays:
 
     command: process ID of the command, which may be such a process itself.
     is_traced: returns whether an agent is connected.
-    join: attaches to a process that uses a vendor's GPUs; returns whether to try again later.
+    join: attaches to a process that has loaded a driver; returns whether to try again later.
     before_each: called in the thread before each search.
     """
 
@@ -34,12 +35,12 @@ class Strays:
         self,
         command: int,
         is_traced: Callable[[int], bool],
-        join: Callable[[int, Vendor], bool],
+        join: Callable[[int], bool],
         before_each: Callable[[], None],
     ) -> None:
         self._command, self._is_traced, self._join, self._before_each = command, is_traced, join, before_each
-        # (PID, start time) → earliest next attempt (time.monotonic)
-        self._next: dict[tuple[int, float], float] = {}
+        # (PID, start time) → earliest next attempt (time.monotonic), and the seconds from that attempt to the one after it
+        self._next: dict[tuple[int, float], tuple[float, float]] = {}
         self._closing = threading.Event()
         threading.Thread(target=self._run, name="gpubpf-strays", daemon=True).start()
 
@@ -58,10 +59,13 @@ class Strays:
 
     def _look(self, pid: int) -> None:
         process = pid, traceable.started(pid)
-        if time.monotonic() < self._next.get(process, 0.0) or self._is_traced(pid):
+        due, pause = self._next.get(process, (0.0, INTERVAL))
+        if time.monotonic() < due or self._is_traced(pid):
             return
         with contextlib.suppress(OSError):  # the process has ended, or cannot be read
-            vendor = joining.strays_driver(pid)
-            if vendor is not None and not self._closing.is_set():
-                again = self._join(pid, vendor)
-                self._next[process] = time.monotonic() + TRY_AGAIN if again else math.inf
+            if joining.is_stray(pid) and not self._closing.is_set():
+                again = self._join(pid)
+                self._next[process] = (
+                    time.monotonic() + pause if again else math.inf,
+                    min(2 * pause, TRY_AGAIN),
+                )
