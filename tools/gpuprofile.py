@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
 
     b["every_lane"].set(int(tracing.device_of(options).kind == "sim").to_bytes(8, "little"))
     kept = Kept("ends", "launches", offset=16, slots=SLOTS)
-    follow = Follow(log_records=1 << 18, stamps=True, stacks=True, pump=SLOTS // 4, kept=kept)
+    follow = Follow(log_records=1 << 18, stamps=True, stacks=True, ranges=True, pump=SLOTS // 4, kept=kept)
     with b.trace(options, out, follow) as session:
         results = cli.ResultWriter(options.output, out, session.now_ns)
         if not args.folded:

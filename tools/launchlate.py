@@ -177,7 +177,9 @@ def main(argv: list[str] | None = None) -> int:
         off_cpu = OffCpu(b)
     trace = perfetto.Trace(args.trace) if args.trace else None
     kept = Kept("ends", "launches", offset=16, slots=SLOTS)
-    follow = Follow(log_records=1 << 18, stamps=True, stacks=args.stacks, pump=SLOTS // 4, kept=kept)
+    follow = Follow(
+        log_records=1 << 18, stamps=True, stacks=args.stacks, ranges=args.stacks, pump=SLOTS // 4, kept=kept
+    )
     with b.trace(options, out, follow) as session:
         from gpubpf.launches.launch_report import LaunchViews  # NumPy would delay the first probe
 

@@ -594,6 +594,7 @@ DECODERS = {
     Message.LOG: protocol.log,
     Message.RING: protocol.ring,
     Message.STACK: protocol.stack,
+    Message.RANGES: protocol.ranges,
     Message.CONTEXT: protocol.context,
     Message.FOUND: protocol.found,
     Message.KERNEL: protocol.wanted_kernel,
@@ -615,6 +616,7 @@ def message_seeds() -> Iterable[bytes]:
         Message.LOG: struct.pack("<Q", 1024),
         Message.RING: struct.pack("<5IQQ", 4, 1, 0, Place.HOST_RING, 16, 8192, 48),
         Message.STACK: struct.pack("<IIQQ", 1, 1, 4096, 16) + text + text,
+        Message.RANGES: struct.pack("<II", 1, 1) + text + text,
         Message.CONTEXT: struct.pack("<III", 1, 0, 90),
         Message.KERNEL: struct.pack("<IIIII4s", 2, 90, 0, 1, 4, b"name"),
         Message.FOUND: struct.pack("<IIIII", 1, 90, 0, 1, 1)

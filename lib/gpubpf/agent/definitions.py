@@ -32,7 +32,7 @@ from gpubpf.record import Record
 from gpubpf.record import field as record_field
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 32  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 33  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -46,6 +46,9 @@ STACK_LIMIT = 64  # frames of a host stack
 MOST_STACKS = 1 << 16  # different host stacks of a process; their numbers begin with 1
 # Symbols of a last frame that stands for the frames missing from a stack.
 STACK_TOO_DEEP, STACK_NOT_UNWOUND = "[more frames]", "[no unwind information]"
+UNKNOWN_RANGE = (
+    "[unknown range]"  # name of a range, or of its domain, if the process has too many different names
+)
 SLOTS = 16384  # distinct kernel names of a process; all further names share the last slot
 NO_FIELD = 0xFFFFFFFF  # an offset in the launch block: the field does not exist
 WARP = 32  # lanes of a warp of an NVIDIA GPU
@@ -124,6 +127,7 @@ class Message(IntEnum):
     KERNEL_FAILED = 25  # a kernel ended with an error, so its context cannot be used; once for each context
     NO_FILE = 26  # the process can make no file for a snapshot, so results were not read
     KERNEL = 27  # a kernel of a large module is launched for the first time; the tool answers with SIDECAR
+    RANGES = 29  # what the number of a combination of ranges stands for
     PATCH_TABLE = (
         28  # where a context has the table for patches of machine code; the tool answers with SIDECAR
     )
@@ -504,6 +508,20 @@ class StackFrame(Packed):
     python: bool = False
 
 
+class RangeName(Packed):
+    """A range that the program has marked. domain: "": the default one. name: its message."""
+
+    domain: str
+    name: str
+
+
+class Ranges(Packed, message=Message.RANGES):
+    """The ranges that are open at a launch, the outermost first: those of the process, then those of the thread."""
+
+    number: U32
+    ranges: Annotated[tuple[RangeName, ...], AtMost(STACK_LIMIT, "too many ranges")]
+
+
 class Stack(Packed, message=Message.STACK):
     """A host stack, innermost frame first. If outer frames are missing, the last frame has no address, and its symbol says why."""
 
@@ -559,7 +577,8 @@ class AgentConfig(Packed):
     map_memory: bytes for each context. launches: the first and the last launch to instrument; None: no last one.
     image_wait: how long a module load waits for the sidecar. memory_is_zero: the GPU's memory is zero when it is allocated.
     log_records: size of the operation log, a power of two; 0: no log. stamps: timing events around operations that no probe measures.
-    stacks: host stacks of launches. graphs: kernels in graphs are instrumented.
+    stacks: host stacks of launches. ranges: the ranges that launches are in. chosen_ranges: instrument only launches in a range whose
+    name matches one of these globs; none: all launches. graphs: kernels in graphs are instrumented.
     match_all: every kernel matches, even if its name was never seen. budget: measure launches as `set_one_in` says.
     pump: send a snapshot after so many launches, without being asked; 0: never. kept: where to keep values of the latest launches.
     host: host programs that the agent runs. host_points: where host programs run in the Linux kernel.
@@ -575,6 +594,8 @@ class AgentConfig(Packed):
     stamps: bool = False
     stacks: bool = False
     allocation_stacks: bool = False
+    ranges: bool = False
+    chosen_ranges: Sequence[str] = ()
     graphs: bool = False
     match_all: bool = False
     budget: bool = False
@@ -950,7 +971,7 @@ class RecordFlag(IntFlag):
     clock. FROM_BEFORE: the stream or allocation existed before the agent; such a stream may hold work that was not seen.
     BY_ROCR: a span with the times that AMD's runtime gives, on the log's clock. HOST_MEMORY: an allocation of the host's memory, if
     the call does not say it. BATCH: several copies in one call; the record has the addresses of the first. ORDER: a wait by which HIP
-    keeps its own order, and not for an event of the program."""
+    keeps its own order, and not for an event of the program. NOT_CHOSEN: a launch outside of the ranges that the user chose."""
 
     GRAPH_NODE = 1
     SYNCHRONOUS = 2
@@ -961,6 +982,7 @@ class RecordFlag(IntFlag):
     HOST_MEMORY = 64
     BATCH = 128
     ORDER = 256
+    NOT_CHOSEN = 512
 
 
 class SyncTarget(IntEnum):
@@ -1026,6 +1048,7 @@ _LAUNCH = (
     Field("u32", "node"),
     Field("u64", "exec"),
 )
+_RANGES = Field("u32", "ranges", about="number of the open ranges, 0 for none")
 _KEPT = Field(
     "u64", "kept", about="of a wait: id of the first launch whose values were kept after it; 0: none"
 )
@@ -1053,6 +1076,7 @@ PARTS = (
             *_LAUNCH,
             Field("u64", "replay"),
             Field("u32", "build", about="if instrumented: the tool's number of the kernel's build"),
+            _RANGES,
         ),
     ),
     Part(
@@ -1084,6 +1108,7 @@ PARTS = (
             Field("u64", "first", about="id of the first kernel node"),
             Field("u32", "kernels", about="kernel nodes"),
             Field("u32", "others", about="other nodes"),
+            _RANGES,
         ),
     ),
     Part(
@@ -1264,6 +1289,7 @@ _CONSTANTS: Mapping[str, Mapping[str, int]] = {
 _TEXTS = {
     "STACK_TOO_DEEP": STACK_TOO_DEEP,
     "STACK_NOT_UNWOUND": STACK_NOT_UNWOUND,
+    "UNKNOWN_RANGE": UNKNOWN_RANGE,
     "SOCKET_VARIABLE": SOCKET_VARIABLE,
     "CUPTI_VARIABLE": CUPTI_VARIABLE,
     "SANITIZER_VARIABLE": SANITIZER_VARIABLE,

@@ -53,6 +53,8 @@ from gpubpf.agent.definitions import (
     PatchFailed,
     PatchTable,
     Place,
+    RangeName,
+    Ranges,
     Ready,
     Reason,
     RingPlace,
@@ -261,6 +263,12 @@ def stack(payload: bytes) -> tuple[int, tuple[StackFrame, ...]]:
     return told.number, tuple(
         replace(frame, file=frame.file[:4096], symbol=frame.symbol[:4096]) for frame in told.frames
     )
+
+
+def ranges(payload: bytes) -> tuple[int, tuple[RangeName, ...]]:
+    """Return the number of a combination of ranges, and the ranges, the outermost first."""
+    told = decode(Ranges, payload)
+    return told.number, tuple(RangeName(one.domain[:4096], one.name[:4096]) for one in told.ranges)
 
 
 def drained(payload: bytes) -> tuple[int, bool]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from gpubpf.launches.frames import NATIVE, PYTHON, Frame
+from gpubpf.launches.frames import NATIVE, PYTHON, RANGE, Frame
 from gpubpf.record import Record
 from gpubpf.show import table
 from gpubpf.show.table import printable
@@ -20,7 +20,13 @@ KERNEL, PROCESS = "kernel", "process"  # kinds of boxes that are not frames of a
 WIDTH, ROW, CHARACTER = 1200, 17, 7.25  # pixels of the picture, a box's height, and a character
 _ABOVE, _BELOW = 40, 22  # pixels for the title and the buttons, and for what a search found
 _LEAST = 0.1  # pixels: a narrower box is left out
-_HUES = {NATIVE: (15, 40), PYTHON: (90, 50), KERNEL: (195, 30), PROCESS: (0, 1)}  # first hue, number of hues
+_HUES = {
+    NATIVE: (15, 40),
+    PYTHON: (90, 50),
+    RANGE: (275, 30),
+    KERNEL: (195, 30),
+    PROCESS: (0, 1),
+}  # first hue, number of hues
 _STYLE = (
     "text { font: 12px monospace } #title { font-size: 16px; text-anchor: middle } .button, .box { cursor: pointer }"
     " .box:hover rect { stroke: black } .below { opacity: 0.5 } .match rect { fill: magenta }"

@@ -4,7 +4,7 @@
     [frame.name for frame in stack.frames]              # outermost first: ["_start", "main", "train", "cudaLaunchKernel"]
     [frame.name for frame in stack.own()]               # the program's own: ["main", "train"]
 
-A frame has a kind: native, or Python.
+A frame has a kind: native, Python, or a range that the program marked around its calls (NVTX).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from gpubpf.images import symbols
 from gpubpf.show.kernel_names import shorten
 
 if TYPE_CHECKING:
+    from gpubpf.agent.definitions import RangeName
     from gpubpf.process.host_frames import HostFrame
 
-NATIVE, PYTHON = "native", "python"  # kinds of frames
+NATIVE, PYTHON, RANGE = "native", "python", "nvtx"  # kinds of frames
 INCOMPLETE = "[incomplete]"  # stands for the missing outer frames of a stack
 # What starts a program or a thread, and what is between a program and the driver.
 _STARTS = re.compile(r"_start$|__libc_start|lib(c|pthread|stdc\+\+)\.so|lib(c|pthread)-|ld-linux")
@@ -37,7 +38,7 @@ class Frame(NamedTuple):
     in Python has its qualified name.
     file: the source file; without line information, the program or library; "" outside files.
     line: the line in the source file; None without line information.
-    kind: NATIVE or PYTHON.
+    kind: NATIVE, PYTHON or RANGE. A range has the name that the program gave it, and `file` is its domain.
     """
 
     name: str
@@ -59,13 +60,37 @@ class Stack(NamedTuple):
         found = frames[:-1] if missing else frames
         return Stack(tuple(_frame(frame) for frame in reversed(found)), bool(found) and not missing)
 
+    def within(self, ranges: Sequence[RangeName]) -> Stack:
+        """Return the stack inside these ranges, the outermost range first."""
+        return self._replace(
+            frames=(*(Frame(one.name, one.domain, kind=RANGE) for one in ranges), *self.frames)
+        )
+
+    @property
+    def ranges(self) -> tuple[Frame, ...]:
+        """The ranges in which the stack is."""
+        return tuple(frame for frame in self.frames if frame.kind == RANGE)
+
+    @property
+    def host(self) -> tuple[Frame, ...]:
+        """The frames of functions."""
+        return self.frames[len(self.ranges) :]
+
+    @property
+    def shown(self) -> tuple[Frame, ...]:
+        """The frames, with one that stands for the missing outer frames of the host."""
+        ranges = self.ranges
+        missing = () if self.complete else (Frame(INCOMPLETE, ""),)
+        return (*ranges, *missing, *self.host)
+
     def own(self) -> tuple[Frame, ...]:
-        """Return the frames without those that start the program or thread, and without those of the GPU's runtime.
+        """Return the ranges, and the host's frames without those that start the program or thread, and those of the GPU's runtime.
 
         In a stack with Python frames, the interpreter's native frames are left out, too, and so are functions without a name that
         Python calls, such as those of a module that calls the driver. If there are no others, return all.
         """
-        frames = self.frames
+        ranges = self.ranges
+        host = frames = self.host
         interpreted = any(frame.kind == PYTHON for frame in frames)
         if interpreted:
             frames = tuple(frame for frame in frames if not _matches(symbols.INTERPRETER, frame))
@@ -76,7 +101,7 @@ class Stack(NamedTuple):
         ends = (_RUNTIMES, _CALLS, *((_NAMELESS,) if interpreted else ()))
         while last > first and any(_matches(pattern, frames[last - 1]) for pattern in ends):
             last -= 1
-        return frames[first:last] or self.frames
+        return (*ranges, *(frames[first:last] or host))
 
 
 def _matches(pattern: re.Pattern[str], frame: Frame) -> bool:

@@ -182,7 +182,12 @@ class LaunchView:
         thread = process.number << 32 | int(self.columns.tid[at])
         return self.activity.explain(thread, int(self.ops.call[at]), int(self.ops.start[at]))
 
-    def launch(self, at: int, stack: bool = False) -> dict[str, Any]:
+    def ranges(self, at: int) -> list[str]:
+        """Return the names of the ranges in which a launch was, the outermost first."""
+        process = self.columns.processes[int(self.columns.process[at])]
+        return [one.name for one in process.ranges.get(int(self.columns.ranges[at]), ())]
+
+    def launch(self, at: int, stack: bool = False, ranges: bool = False) -> dict[str, Any]:
         """Return the JSON record of a launch."""
         columns, ops, waits = self.columns, self.ops, self.waits
         graph = None
@@ -190,6 +195,7 @@ class LaunchView:
             exec_number = columns.exec[at]
             graph = {"exec": f"0x{exec_number:x}", "node": int(ops.node[at]), "replay": int(ops.replay[at])}
         more: dict[str, Any] = {"stack": self.stack(at)} if stack else {}
+        more |= {"ranges": self.ranges(at)} if ranges else {}
         if self.activity is not None:
             more["meanwhile"] = [{"what": what, "ns": ns} for what, ns in self.meanwhile(at)]
         return LAUNCH.record(

@@ -54,6 +54,12 @@ LAUNCH = Fields(
         Field("running", "boolean", "when the measurement ended"),
         Field("stack", "[string]", "of the host, innermost first", when="with --stacks"),
         Field(
+            "ranges",
+            "[string]",
+            "names of the NVTX ranges that it was in, outermost first",
+            when="with --stacks or --range",
+        ),
+        Field(
             "meanwhile",
             many(having(what="string", ns="ns")),
             "what kept the launching thread",

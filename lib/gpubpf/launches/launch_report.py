@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.launches import latency_text, overlap
@@ -23,6 +24,7 @@ class LaunchViews(Record):
 
     slow: show only launches slower than this, in microseconds, and what the host did meanwhile; None: all launches.
     stacks: with the host stacks that launched them.
+    range: show the ranges of these launches, too, as with `stacks`; empty: not because of --range.
     streams: sums for each stream.
     graphs: sums for each node of CUDA graphs.
     timeline: what each stream did.
@@ -31,6 +33,7 @@ class LaunchViews(Record):
 
     slow: int | None = None
     stacks: bool = False
+    range: Sequence[str] = ()
     streams: bool = False
     graphs: bool | None = None
     timeline: bool = False
@@ -56,7 +59,9 @@ def show_each(
         if views.timeline:
             results.out.records(view.operation(at) for at in new.tolist())
         if results.options.verbose or views.slow:
-            results.out.records(view.launch(at, views.stacks) for at in chosen.tolist())
+            results.out.records(
+                view.launch(at, views.stacks, views.stacks or bool(views.range)) for at in chosen.tolist()
+            )
     elif not results.csv:
         if views.timeline:
             results.out.lines(latency_text.timeline_lines(view, new))

@@ -36,6 +36,7 @@ from gpubpf.records.clock import UNKNOWN, Bracket, GpuClock
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gpubpf.agent.definitions import RangeName
     from gpubpf.records.results import ProcessLog
     from gpubpf.session.session import Session
 
@@ -70,6 +71,7 @@ class LoggedProcess(MutableRecord):
     names     mangled kernel names by slot
     gpus      GPU ordinals by context number
     stacks    host stacks by number, innermost frame first
+    ranges    combinations of open ranges by number, the outermost range first
     number    unique in the session, unlike the pid, which survives exec
     vendor    the vendor of its GPUs
     waves     see `ProcessLog`
@@ -85,6 +87,7 @@ class LoggedProcess(MutableRecord):
     names: Mapping[int, str] = field(default_factory=dict)
     gpus: Mapping[int, int] = field(default_factory=dict)
     stacks: Mapping[int, Sequence[Any]] = field(default_factory=dict)
+    ranges: Mapping[int, Sequence[RangeName]] = field(default_factory=dict)
     number: int = 0
     vendor: Vendor = Vendor.NVIDIA
     waves: Mapping[str | int, int] = field(default_factory=dict)
@@ -131,6 +134,7 @@ class OperationColumns(Record):
     event       of event records and waits: the handle
     api         of an API call: the number of its function; `functions` has the names
     grid, block_dim   [operation, 3]
+    ranges      of launches: the number of the open ranges, 0 if none are known; a kernel in a graph has those of the graph launch
     wanted      launches that the user asked for
     by_others   instrumented launches that only the host program's filters exclude
     origin      the time of the very first call, ns
@@ -162,6 +166,7 @@ class OperationColumns(Record):
     event: NDArray[np.uint64]
     api: Integers
     stack: Integers
+    ranges: Integers
     grid: Integers
     block_dim: Integers
     wanted: NDArray[np.bool_]
@@ -254,6 +259,7 @@ class Launches:
         process = self._processes.setdefault(log.process, LoggedProcess(log.pid, number=log.process))
         process.comm, process.virtual = log.comm, log.virtual
         process.names, process.gpus, process.stacks = log.names, log.gpus, log.stacks
+        process.ranges = log.ranges
         process.vendor, process.waves, process.ended = log.vendor, log.waves, log.over
         process.from_before = log.from_before
         self._lost_of[log.process] = log.lost
@@ -495,7 +501,11 @@ class _ColumnsBuilder:
         waits = dependencies.waits(ops)
         lasted = times.pop("exec")
         waits = replace(waits, exec=np.where(waits.exec != NONE, waits.exec, lasted))
-        wanted = asked & ~np.isin(outcome, LEFT_OUT)
+        wanted = asked & ~np.isin(outcome, LEFT_OUT) & (raw["flags"][at] & operation_log.NOT_CHOSEN == 0)
+        ranges = np.where(
+            kernel & ~member, field("kernel", "ranges"), np.where(graph, field("graph", "ranges"), nothing)
+        )
+        ranges = np.where(parent >= 0, ranges[np.maximum(parent, 0)], ranges)
         chosen = self._by_chosen_threads(ops, parent, firsts, passed)
         return OperationColumns(
             ops=ops, waits=waits, processes=self.processes, process=self.owner, names=names, name=name,
@@ -505,7 +515,7 @@ class _ColumnsBuilder:
             event=np.where(handles, raw["event"]["event"][at], np.uint64(0)),
             api=np.where(kinds == Kind.API, field("api", "function"), none), functions=self._functions(at[kinds == Kind.API]),
             queue_keys=queue_keys,
-            stack=raw["stack"][at].astype(np.int64), grid=field("kernel", "grid"),
+            stack=raw["stack"][at].astype(np.int64), ranges=ranges, grid=field("kernel", "grid"),
             block_dim=field("kernel", "block"), origin=origin, wanted=wanted & chosen,
             by_others=wanted & ~chosen & (outcome == operation_log.INSTRUMENTED), **times,
         )  # fmt: skip

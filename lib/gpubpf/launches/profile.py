@@ -16,7 +16,7 @@ import numpy as np
 from gpubpf.agent.definitions import Vendor
 from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NONE
-from gpubpf.launches.frames import INCOMPLETE, NATIVE, PYTHON, Stack
+from gpubpf.launches.frames import NATIVE, PYTHON, RANGE, Stack
 from gpubpf.launches.launch_records import LOSSES
 from gpubpf.record import MutableRecord, Record, replace
 from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER, STAMP
@@ -75,8 +75,7 @@ class StackRow(MutableRecord):
     @property
     def folded(self) -> str:
         """The stack as one line, outermost frame first, with the kernel last: `main;train;launch;scale`."""
-        names = [] if self.stack.complete else [INCOMPLETE]
-        names += [frame.name for frame in self.stack.frames]
+        names = (frame.name for frame in self.stack.shown)
         return ";".join(one_word(name) for name in (*names, KERNEL.value(self)))
 
 
@@ -89,14 +88,18 @@ FRAME = having(
     Field(
         "name",
         "string",
-        f"the function, without template arguments and parameters; {PYTHON}: the qualified name",
+        f"the function, without template arguments and parameters; {PYTHON}: the qualified name; "
+        f"{RANGE}: the range's name",
     ),
-    Field("file", "string", f"{NATIVE}: the program or library; {PYTHON}: the source file"),
+    Field(
+        "file", "string", f"{NATIVE}: the program or library; {PYTHON}: the source file; {RANGE}: the domain"
+    ),
     Field("line", "integer?", "in the source file; null: not known"),
     Field(
         "kind",
         "string",
-        f"{NATIVE}: a function of a program or library; {PYTHON}: a function in Python; later versions may have others",
+        f"{NATIVE}: a function of a program or library; {PYTHON}: a function in Python; {RANGE}: an NVTX range, which stands "
+        "before all functions; later versions may have others",
     ),
 )
 STACK = Fields(
@@ -113,7 +116,7 @@ STACK = Fields(
         Field(
             "frames",
             many(FRAME),
-            "the host stack, outermost frame first; [] if it is not known",
+            "the ranges of the program, and the host stack, outermost frame first; no frames of the stack if it is not known",
             get=lambda row: [frame._asdict() for frame in row.stack.frames],
         ),
         Field("complete", "boolean", "false if outer frames are missing", get="stack.complete"),
@@ -152,15 +155,15 @@ class Profile:
 
     def __init__(self) -> None:
         self._rows: dict[
-            tuple[int, int, str, int], StackRow
-        ] = {}  # by process, GPU, kernel and number of the stack
+            tuple[int, int, str, int, int], StackRow
+        ] = {}  # by process, GPU, kernel, and numbers of the stack and the ranges
         self._processes: dict[int, LoggedProcess] = {}  # by number
 
     def add(self, view: LaunchView, chosen: Integers) -> None:
         """Add launches, given by their indices in `view`. A kernel in a graph has the stack that launched the graph."""
         columns = view.columns
         numbers = np.where(columns.parent >= 0, columns.stack[np.maximum(columns.parent, 0)], columns.stack)
-        keys = (columns.process, columns.gpu, columns.name, numbers)
+        keys = (columns.process, columns.gpu, columns.name, numbers, columns.ranges)
         alike = arrays.row_numbers(*(key[chosen] for key in keys))
         order = np.argsort(alike, kind="stable")
         for place in arrays.equal_runs(alike[order]):
@@ -168,33 +171,32 @@ class Profile:
             lasted = view.waits.exec[some]
             timed = lasted[(lasted != NONE) & (lasted >= 0) & (lasted <= LONGEST)]
             sums = arrays.exact_sum(timed), len(some), len(some) - len(timed)
-            self._row(view, int(some[0]), int(numbers[some[0]])).add(*sums)
+            self._row(view, int(some[0]), int(numbers[some[0]]), int(columns.ranges[some[0]])).add(*sums)
 
-    def _row(self, view: LaunchView, at: int, number: int) -> StackRow:
+    def _row(self, view: LaunchView, at: int, number: int, ranges: int) -> StackRow:
         columns = view.columns
         process = columns.processes[int(columns.process[at])]
-        key = process.number, int(columns.gpu[at]), columns.names[int(columns.name[at])], number
+        key = process.number, int(columns.gpu[at]), columns.names[int(columns.name[at])], number, ranges
         if key not in self._rows and len(self._rows) >= MOST_ROWS:
-            key = (*key[:3], 0)
+            key = (*key[:3], 0, 0)
         if key not in self._rows:
             common = view.common(at)
             wave = common["wave"] if common["vendor"] == Vendor.AMD.word else None
             owner = (process.number, process.pid, process.comm, key[1], wave)
             self._processes[process.number] = process
-            self._rows[key] = StackRow(*owner, key[2], self._stack(process.number, key[3]))
+            self._rows[key] = StackRow(*owner, key[2], self._stack(process.number, *key[3:]))
         return self._rows[key]
 
-    def _stack(self, process: int, number: int) -> Stack:
+    def _stack(self, process: int, number: int, ranges: int) -> Stack:
         logged = self._processes[process]
-        return Stack.of(logged.stacks.get(number, ()))
+        return Stack.of(logged.stacks.get(number, ())).within(logged.ranges.get(ranges, ()))
 
     def take(self, other: Profile) -> None:
         """Add the launches of another profile."""
         self._processes |= other._processes
-        for (process, gpu, mangled, number), row in other._rows.items():
-            key = process, gpu, mangled, number
+        for key, row in other._rows.items():
             if key not in self._rows and len(self._rows) >= MOST_ROWS:
-                key = process, gpu, mangled, 0
+                key = (*key[:3], 0, 0)
             self._rows.setdefault(key, row.empty()).add(row.gpu_ns, row.launches, row.untimed)
 
     def rows(self, by: str) -> list[StackRow]:
@@ -203,9 +205,11 @@ class Profile:
         Stacks with the same functions are one row.
         """
         found: dict[tuple[int, int, str, Stack], StackRow] = {}
-        for (process, gpu, mangled, number), row in self._rows.items():
-            if not row.stack.frames and number:  # the log may come before the stack
-                row.stack = self._stack(process, number)
+        for (process, gpu, mangled, number, ranges), row in self._rows.items():
+            if (number and not row.stack.host) or (
+                ranges and not row.stack.ranges
+            ):  # the log may come before them
+                row.stack = self._stack(process, number, ranges)
             same = found.setdefault((process, gpu, mangled, row.stack), row.empty())
             same.add(row.gpu_ns, row.launches, row.untimed)
         return sorted(

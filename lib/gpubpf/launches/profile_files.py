@@ -9,7 +9,7 @@ from typing import Any
 
 from gpubpf.errors import Error
 from gpubpf.launches import flame_graph
-from gpubpf.launches.frames import INCOMPLETE, Frame
+from gpubpf.launches.frames import Frame
 from gpubpf.launches.profile import StackRow
 from gpubpf.records.fields import KERNEL
 from gpubpf.show.new_file import open_new
@@ -34,9 +34,7 @@ def write(path: str, form: str, rows: Sequence[StackRow], by: str) -> None:
 
 def _frames(row: StackRow) -> Iterator[Frame]:
     """Yield the frames of a row as files have them, outermost first, with the kernel last."""
-    if not row.stack.complete:
-        yield Frame(INCOMPLETE, "")
-    yield from row.stack.frames
+    yield from row.stack.shown
     yield Frame(KERNEL.value(row), "", kind=flame_graph.KERNEL)
 
 

@@ -40,7 +40,7 @@ def report(
     owners.see(rows)
     whole = sum(row.weight(by) for row in rows)
     launches = sum(row.launches for row in rows)
-    stacks = len({(row.process, row.stack) for row in rows})
+    stacks = len({(row.process, row.stack.host) for row in rows})
     said = (
         f"{table.duration(sum(row.gpu_ns for row in rows))} of GPU time in {table.count(launches, 'launch')}"
     )
@@ -92,11 +92,10 @@ def _frames(row: StackRow, kernel: str) -> Iterator[str]:
 
 def all_frames(stack: Stack) -> Iterator[str]:
     """Yield all frames of a stack, one a line, outermost first. Frames of a recursion are one line."""
-    if not stack.frames:
+    if not stack.host:
         yield "    unknown stack"
-    elif not stack.complete:
-        yield f"    {INCOMPLETE}"
-    for text, same in groupby(frame.name + _place(frame) for frame in stack.frames):
+    shown = stack.shown if stack.host else stack.ranges
+    for text, same in groupby(frame.name + _place(frame) for frame in shown):
         times = _times(same)
         yield f"    {table.fit(text, table.WIDTH - 4 - len(times))}{times}"
 
@@ -118,8 +117,11 @@ def own_line(stack: Stack, width: int) -> str:
     """Return the program's own frames in at most `width` columns, outermost first: `main > train > ... > launch`."""
     if not stack.frames:
         return "unknown"
-    words = [] if stack.complete else [INCOMPLETE]
-    for name, same in groupby(frame.name for frame in stack.own()):
+    own = stack.own()
+    ranges, host = own[: len(stack.ranges)], own[len(stack.ranges) :]
+    words = [f"[{table.printable(frame.name)}]" for frame in ranges]
+    words += [] if stack.complete else [INCOMPLETE]
+    for name, same in groupby(frame.name for frame in host):
         words.append(table.printable(name) + _times(same))
     return _fitted(words, width)
 

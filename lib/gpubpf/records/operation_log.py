@@ -27,7 +27,7 @@ from gpubpf.records.log_file import HEADER, RECORD, LogFile
 ) = (kind.value for kind in Kind)
 # fmt: on
 COPIES = (H2D, D2H, D2D, H2H)
-GRAPH_NODE, SYNCHRONOUS, CAPTURED, HOST_CLOCK, FROM_BEFORE, BY_ROCR, HOST_MEMORY, BATCH, ORDER = (
+GRAPH_NODE, SYNCHRONOUS, CAPTURED, HOST_CLOCK, FROM_BEFORE, BY_ROCR, HOST_MEMORY, BATCH, ORDER, NOT_CHOSEN = (
     flag.value for flag in RecordFlag
 )
 INSTRUMENTED, NOT_READY, NOT_MATCHED = (outcome.value for outcome in Outcome)

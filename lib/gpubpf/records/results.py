@@ -13,6 +13,7 @@ from gpubpf.record import Record, field, replace
 if TYPE_CHECKING:
     import numpy as np
 
+    from gpubpf.agent.definitions import RangeName
     from gpubpf.ebpf.maps import MapDefinition
     from gpubpf.process.host_frames import HostFrame
     from gpubpf.records.launch_shape import Shape
@@ -130,6 +131,7 @@ class ProcessLog(Record):
     names     mangled kernel names by slot
     gpus      GPU ordinals by context
     stacks    host stacks by number, innermost frame first
+    ranges    combinations of open ranges by number, the outermost range first
     over      no more records will follow
     final     the measurement is over: a name or GPU that is not known now will stay unknown
     process   number in the session; the pid is not unique, because it survives exec
@@ -154,6 +156,7 @@ class ProcessLog(Record):
     final: bool = False
     user: int = -1
     from_before: bool = False
+    ranges: Mapping[int, tuple[RangeName, ...]] = field(default_factory=dict, repr=False)
 
 
 class RingRecords(Record):

@@ -213,7 +213,7 @@ def logs(measurement: Measurement) -> list[ProcessLog]:
             ProcessLog(
                 process.pid, process.comm, records, process.log_lost, process.virtual,
                 process.names, process.contexts, process.stacks, last, process.number, process.waves,
-                process.vendor, measurement.read, process.user, process.from_before,
+                process.vendor, measurement.read, process.user, process.from_before, process.ranges,
             )
         )  # fmt: skip
     return found

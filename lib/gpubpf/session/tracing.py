@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import digest
+from gpubpf import agent, digest
 from gpubpf.agent.definitions import SANITIZER_VARIABLE
 from gpubpf.ebpf import sampling
 from gpubpf.errors import Error, SessionError, UsageError
@@ -21,6 +21,7 @@ from gpubpf.session.session import Session
 from gpubpf.show import notices
 from gpubpf.show.parsed import Options
 from gpubpf.traced import device, joining
+from gpubpf.traced.command import NVTX_VARIABLE
 from gpubpf.traced.device import Device
 from gpubpf.traced.measurement import Follow, Listener, Plan, Targets
 from gpubpf.traced.workers import SidecarBuilder
@@ -82,6 +83,8 @@ def trace(
     def for_amd() -> Sequence[Probe[ForWaves]]:
         if amd and amd.notice:
             note(amd.notice)
+        if options.kernels.ranges:
+            note("the ranges of HIP programs (ROCTX) are unknown, so --range leaves out all their launches")
         return amd.probes() if amd else ()
 
     def attached(pid: int, comm: str, ts_ns: int, again: str) -> None:
@@ -148,6 +151,11 @@ def trace(
             out.records([WATCHING.record(ts_ns=ts_ns)])
 
     sass = options.kernels.sass
+    if options.kernels.ranges and not options.targets.command:
+        note(
+            "a process shows its ranges only if a tool started it with --range, or if it was started with"
+            f" {NVTX_VARIABLE}={agent.LIBRARY}"
+        )
     targets = _targets(options)
     chosen = _device(options, amd is not None)
     wanted = tuple(options.kernels.wanted)
@@ -160,6 +168,7 @@ def trace(
         options.kernels.launches,
         options.kernels.sample,
         options.kernels.budget,
+        options.kernels.ranges,
         options.device.map_memory,
         follow=_follow(options, follow or Follow(), chosen),
         host=host(note, chosen.virtual),
@@ -185,6 +194,7 @@ def _follow(options: Options, follow: Follow, chosen: Device) -> Follow:
     size, place = options.rings.size, options.rings.place
     return replace(
         follow,
+        ranges=follow.ranges or bool(follow.log_records and options.kernels.ranges),
         graphs=options.kernels.graphs,
         cupti=_cupti(options, chosen),
         sanitizer=_sanitizer(options, chosen),

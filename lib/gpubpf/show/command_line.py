@@ -158,6 +158,7 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
         count=None,
         kernel=[],
         launch=(1, None),
+        range=[],
         sample=1,
         block=(EVERYTHING,) * 3,
         thread=(EVERYTHING,) * 3,
@@ -260,6 +261,7 @@ def _check_patches(made: Parser, args: argparse.Namespace) -> None:
         made.error("--sass needs a COMMAND: a running program cannot be patched; start it with the tool")
     given = {
         "--launch": args.launch != (1, None),
+        "--range": bool(args.range),
         "--no-graphs": getattr(args, "graphs", None) is False,
         "--sample": args.sample > 1,
         "--budget": args.budget is not None,

@@ -73,7 +73,7 @@ def add_targets(
 
 
 def add_kernels(made: Parser, graphs: str = "measure kernels in CUDA graphs") -> None:
-    """Add which kernels and launches to measure: --kernel, --launch, --sample, --graphs, --no-graphs.
+    """Add which kernels and launches to measure: --kernel, --launch, --sample, --range, --graphs, --no-graphs.
 
     graphs: help text of --graphs.
     """
@@ -82,6 +82,12 @@ def add_kernels(made: Parser, graphs: str = "measure kernels in CUDA graphs") ->
         "--kernel", action="append", metavar="GLOB", help=f"only kernels {KERNEL_GLOB}; repeatable"
     )
     _add_launches(group, "one launch in N")
+    group.add_argument(
+        "--range",
+        action="append",
+        metavar="GLOB",
+        help="only launches in an NVTX range whose name matches GLOB; repeatable",
+    )
     group.add_argument(
         "--graphs",
         action="store_true",

@@ -51,6 +51,7 @@ class KernelOptions(Record):
     budget: per cent; None: no limit.
     graphs: whether to measure kernels in CUDA graphs; None: as the driver allows.
     sass: also measure kernels without PTX.
+    ranges: globs: only launches in a range with such a name; empty: all launches.
     """
 
     wanted: Sequence[str] = ()
@@ -59,6 +60,7 @@ class KernelOptions(Record):
     budget: float | None = None
     graphs: bool | None = None
     sass: bool = False
+    ranges: Sequence[str] = ()
 
 
 class ThreadOptions(Record):
@@ -166,7 +168,7 @@ class Options(Record):
         device = group(DeviceOptions, args, kind="device")
         return cls(
             group(TargetOptions, args, pids="pid"),
-            group(KernelOptions, args, wanted="kernel", launches="launch"),
+            group(KernelOptions, args, wanted="kernel", launches="launch", ranges="range"),
             group(ThreadOptions, args),
             group(SamplingOptions, args, blocks="sample_blocks", warps="sample_warps"),
             replace(device, cupti=vars(args).get("cupti", False)),  # None: neither --cupti nor --no-cupti

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _files: list[tuple[int, int]] = []
 # Seconds. Waits for `Signals.reader` time out: in one of 700 runs, such a wait did not return after SIGTERM and SIGINT; cause unknown.
 LONGEST_WAIT = 1.0
+NVTX_VARIABLE = "NVTX_INJECTION64_PATH"  # of NVIDIA's NVTX: the library that gets the ranges
 CUPY_VARIABLE = "CUPY_COMPILE_WITH_PTX"  # since CuPy 12
 _PYTHON = re.compile(r"(^|/)python[\d.]*$|\.py$")
 XLA_OPTION = "--xla_gpu_asm_extra_flags"  # of XLA_FLAGS: options of its ptxas
@@ -63,6 +64,13 @@ def start_command(
             measurement.note_once(
                 f"the command runs with {values}, so that its kernels have PTX (--no-ptx-options)"
             )
+    if measurement.agent_config.ranges or measurement.agent_config.chosen_ranges:
+        if NVTX_VARIABLE in environment:
+            measurement.note_once(
+                f"{NVTX_VARIABLE} is set, so another tool gets the ranges of the command; unset it to see ranges"
+            )
+        else:
+            environment[NVTX_VARIABLE] = str(agent.LIBRARY)
     environment[SOCKET_VARIABLE] = socket_name
     environment.pop(CUPTI_VARIABLE, None)
     if measurement.follow.cupti:

@@ -78,6 +78,7 @@ class Follow(Record):
     sanitizer: possible paths of the Compute Sanitizer library, for a command; kernels without PTX are patched (`--sass`).
     cupti_automatic: use CUPTI only in processes that cannot use it themselves.
     stacks, allocation_stacks: record the host stack of each launch, or of each allocating call.
+    ranges: record which ranges (NVTX) each launch is in.
     graphs: instrument kernels in CUDA graphs; None: where the driver is GRAPHS_TESTED or newer.
     pump: read a process's maps once per this many launches, for `Session.readings`; 0: only on request.
     kept: keep values of the latest launches when the program waits, so that a failed context cannot lose them.
@@ -94,6 +95,7 @@ class Follow(Record):
     sanitizer: Sequence[str] = ()
     stacks: bool = False
     allocation_stacks: bool = False
+    ranges: bool = False
     graphs: bool | None = None
     pump: int = 0
     kept: Kept | None = None
@@ -129,6 +131,7 @@ class Plan(Record):
     definitions: the maps, in any order. params: the bytes of maps of kind "param".
     matches: return whether to trace a mangled kernel name; None: trace all kernels.
     wanted: the kernel patterns as the user typed them, for messages.
+    ranges: measure only launches in a range whose name matches one of these globs (`--range`); none: all launches.
     launches, sample, budget: see `--launch`, `--sample` and `--budget`. sampled: the unit that `params` samples.
     map_memory: bytes per context.
     image_wait: seconds that a module load in a traced process waits for the sidecar.
@@ -147,6 +150,7 @@ class Plan(Record):
     launches: tuple[int, int | None] = (1, None)
     sample: int = 1
     budget: float | None = None
+    ranges: Sequence[str] = ()
     map_memory: int = MAP_MEMORY
     image_wait: float = IMAGE_WAIT
     follow: Follow = field(default_factory=Follow)
@@ -239,6 +243,8 @@ class Measurement:
             stamps=follow.stamps,
             stacks=follow.stacks,
             allocation_stacks=follow.allocation_stacks,
+            ranges=follow.ranges,
+            chosen_ranges=plan.ranges,
             match_all=not plan.wanted,
             pump=follow.pump,
             kept=self._kept_map(follow.kept),

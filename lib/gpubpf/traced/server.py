@@ -457,6 +457,11 @@ class Server:
         self._count_text(process, len(payload))
         process.add_stack(*protocol.stack(payload))
 
+    def _ranges(self, process: TracedProcess, payload: bytes) -> None:
+        self._count_text(process, len(payload))
+        number, ranges = protocol.ranges(payload)
+        process.ranges[number] = ranges
+
     def _log(self, process: TracedProcess, payload: bytes, file: int) -> None:
         records = protocol.log(payload)
         _expect(records == self._measurement.follow.log_records)
@@ -610,6 +615,7 @@ _WITHOUT_FILE: Mapping[int, Callable[[Server, TracedProcess, bytes], None]] = {
     Message.DRAINED: Server._drained,
     Message.HOOKED: Server._hooked,
     Message.STACK: Server._stack,
+    Message.RANGES: Server._ranges,
     Message.CONTEXT: Server._context,
     Message.FOUND: Server._found,
     Message.READY: Server._ready,

@@ -180,6 +180,7 @@ class TracedProcess(MutableRecord):
     skipped_readings: int = 0  # dropped because the tool did not take them in time
     contexts: dict[int, int] = field(default_factory=dict)  # number → GPU
     stacks: dict[int, tuple[HostFrame, ...]] = field(default_factory=dict)
+    ranges: dict[int, tuple[protocol.RangeName, ...]] = field(default_factory=dict)
     log: LogFile | None = None  # None before LOG has arrived, and after the last reading
     log_lost: int = 0  # operations that found no room in the log
     buffered: int = 0  # records moved out of the log, not yet read by the tool

@@ -21,7 +21,7 @@ FLOORS = {
     "jumps": "patch hooks.def hooks_module.def hooks_graph.def hooks_log.def hooks_held.def hooks_all.def hook_table"
     " compilers",
     "log": "log/log log/other_profilers log/private_copy log/python log/stack",
-    "threads": "thread log/numbers log/allocation log/host_program",
+    "threads": "thread log/ranges log/nvtx log/numbers log/allocation log/host_program",
     "state": "driver/driver attachment state driver/stream driver/objects",
     "driver": "log/clock driver/fault driver/waiting_call driver/current driver/gpu_idle",
     "operations": "log/stamp log/cupti machine/x86_64/loads machine/aarch64/loads log/operation",

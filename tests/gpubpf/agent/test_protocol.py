@@ -78,6 +78,7 @@ def test_parts_beyond_the_memory_are_refused() -> None:
         protocol.log,
         protocol.context,
         protocol.stack,
+        protocol.ranges,
         protocol.kernel_failed,
     ],
 )

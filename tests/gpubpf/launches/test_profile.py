@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from gpubpf.agent.definitions import STACK_NOT_UNWOUND, STACK_TOO_DEEP
+from gpubpf.agent.definitions import STACK_NOT_UNWOUND, STACK_TOO_DEEP, RangeName
 from gpubpf.errors import Error
 from gpubpf.images import symbols
 from gpubpf.launches import arrays, profile, profile_files, profile_text
@@ -77,12 +77,32 @@ def view(stacks: list[int], lasted: list[int], parents: list[int] | None = None)
         stack=np.array(stacks),
         names=["_Z5scalePfi"],
         processes=[LoggedProcess(7, "app", stacks=told, number=1)],
-        **{name: np.zeros(count, np.int64) for name in ("process", "gpu", "name")},
+        **{name: np.zeros(count, np.int64) for name in ("process", "gpu", "name", "ranges")},
     )
     common = {"vendor": "nvidia", "wave": 32}
     return SimpleNamespace(
         columns=columns, waits=SimpleNamespace(exec=np.array(lasted)), common=lambda at: common
     )
+
+
+def test_ranges_come_before_the_stack() -> None:
+    launches = view([1, 1, 1, 0], [100, 10, 1, 5])
+    launches.columns.ranges = np.array([1, 2, 0, 1])
+    launches.columns.processes[0].ranges = {1: (RangeName("", "step"), RangeName("lib", "forward"))}
+    made = profile.Profile()
+    made.add(launches, np.arange(4))
+    step = ["step", "forward"]
+    assert sums(made) == [([*step, "f1"], 100, 1, 0), (["f1"], 11, 2, 0), (step, 5, 1, 0)]
+    launches.columns.processes[0].ranges[2] = (RangeName("", "late"),)  # comes after the launches
+    assert [names for names, *_ in sums(made)] == [[*step, "f1"], ["late", "f1"], step, ["f1"]]
+    first = made.rows("time")[0]
+    assert first.folded == "step;forward;f1;scale"
+    assert profile_text.own_line(first.stack, 80) == "[step] > [forward] > f1"
+    missing = first.stack._replace(complete=False)
+    assert profile_text.own_line(missing, 80) == "[step] > [forward] > [incomplete] > f1"
+    assert list(profile_text.all_frames(missing)) == [
+        *("    step", "    forward (lib)", "    [incomplete]", "    f1"),
+    ]
 
 
 def sums(made: profile.Profile) -> list[tuple[list[str], int, int, int]]:

@@ -27,6 +27,7 @@
 #include "log/clock.h"
 #include "log/host_program.h"
 #include "log/operation.h"
+#include "log/ranges.h"
 #include "log/stack.h"
 #include "signals.h"
 
@@ -100,6 +101,11 @@ CUresult described_launch(const HookCall &hook, const Function *function, CUfunc
     uint32_t outcome = kNotMatched;
     if (!captured) outcome = decide(function, shape, r.id, parameters, extra, swap);
     if (agent.config.stacks) r.stack = host_stack();
+    if (agent.config.ranges) {
+        const OpenRanges ranges = open_ranges(agent.config.chosen_ranges);
+        r.kernel.ranges = ranges.number;
+        if (!ranges.chosen) r.flags |= kNotChosen;
+    }
     if (!captured && host_program() &&
         (agent.config.match_all || (function && is_matched(*function->kernel)))) {
         uint64_t threads = uint64_t(shape.grid[0]) * shape.grid[1] * shape.grid[2] * shape.block[0] *

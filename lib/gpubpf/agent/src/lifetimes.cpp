@@ -16,6 +16,7 @@
 #include "log/log.h"
 #include "log/host_program.h"
 #include "log/operation.h"
+#include "log/ranges.h"
 #include "log/stack.h"
 #include "log/stamp.h"
 #include "patch.h"
@@ -49,6 +50,7 @@ const Lifetime *const kLifetimes[] = {
     &shared_lifetime,
     &host_program_lifetime,
     &stack_lifetime,
+    &ranges_lifetime,
     &image_lifetime,
     &link_lifetime,
     &allocation_lifetime,

@@ -21,8 +21,8 @@ namespace gpubpf {
 enum class ThreadIn : uint64_t { Application, Hook, Driver, DriverWithCopy };
 
 // What a thread caches between its calls. Each slot has its own type: see thread_cache().
-enum class CacheSlot { Context, Queues, Captures, Addresses, Unknown, Id, Random };
-constexpr size_t kCacheSlots = 7;
+enum class CacheSlot { Context, Queues, Captures, Addresses, Unknown, Id, Random, Ranges };
+constexpr size_t kCacheSlots = 8;
 
 struct alignas(64) Thread {
     std::atomic<uint64_t> state{0};      // number of the attachment << 2 | ThreadIn

@@ -17,6 +17,7 @@
 #include "driver/stream.h"
 #include "log/clock.h"
 #include "log/host_program.h"
+#include "log/ranges.h"
 #include "log/stack.h"
 
 namespace gpubpf {
@@ -700,7 +701,8 @@ void graph_made(CUgraphExec handle, CUgraph graph, uint64_t flags) {
     exec->context = registry().current();
     const Config &c = agent.config;
     const bool every = c.launches.first <= 1 && c.launches.second == UINT64_MAX && c.sample <= 1 &&
-                       !c.budget;  // a graph is launched as a whole
+                       !c.budget &&  // a graph is launched as a whole
+                       (c.chosen_ranges.empty() || c.ranges);  // the log says which launches to leave out
     exec->swaps = c.graphs && every && exec->context && can_swap() &&
                   !(flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH);
     {
@@ -904,7 +906,7 @@ static void count_launch(Exec &exec, StreamRef where, Operation &operation, uint
         ++instrumented;  // at least
     }
     if (instrumented) agent.launched(instrumented);
-    operation.record.graph = {exec.serial, exec.replays, first, kernels, exec.walk.others};
+    operation.record.graph = {exec.serial, exec.replays, first, kernels, exec.walk.others, 0};
 }
 
 // Logs the kernels of a launch of the graph. `launch` is the launch's own record.
@@ -942,6 +944,9 @@ CUresult launch_graph(const HookCall &hook, CUgraphExec handle, StreamRef where,
             });
     }
     if (agent.config.stacks) r.stack = host_stack();
+    const OpenRanges ranges =
+        agent.config.ranges ? open_ranges(agent.config.chosen_ranges) : OpenRanges{0, true};
+    if (!ranges.chosen) r.flags |= kNotChosen;
     if (!captured && exec && host_program()) run_host_program_for(*exec, operation, first);
     operation.announce();
     operation.time();
@@ -960,6 +965,7 @@ CUresult launch_graph(const HookCall &hook, CUgraphExec handle, StreamRef where,
     }
     launched_in(where);
     if (exec && !captured) count_launch(*exec, where, operation, first, result);
+    r.graph.ranges = ranges.number;
     operation.log();
     if (oplog.on() && exec && !captured) log_kernels(*exec, r, first);
     return result;

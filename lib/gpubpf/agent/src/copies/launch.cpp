@@ -8,6 +8,7 @@
 #include "copies/patched.h"
 #include "log/allocation.h"
 #include "log/log.h"
+#include "log/ranges.h"
 
 namespace gpubpf {
 
@@ -365,6 +366,7 @@ uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id
     uint64_t number = slot.number.fetch_add(1, std::memory_order_relaxed) + 1;
     if (number < config.launches.first || number > config.launches.second) return kept(kFiltered);
     if (config.sample > 1 && (number - config.launches.first) % config.sample) return kept(kSampledOut);
+    if (!config.chosen_ranges.empty() && !open_ranges(config.chosen_ranges).chosen) return kept(kFiltered);
     if (config.budget && !in_budget(slot, number - config.launches.first)) return kept(kSampledOut);
     if (!agent.is_read_later()) return kept(kProcessEnding);
     Choice choice;

@@ -38,6 +38,14 @@ const char *file_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
+// Whether a variable is the one with which the tool makes the program's NVTX load this agent (log/nvtx.cpp).
+bool is_own_nvtx(const char *variable) {
+    constexpr std::string_view kName = "NVTX_INJECTION64_PATH=";
+    Dl_info own{};
+    return begins(variable, kName.data()) && dladdr(reinterpret_cast<void *>(&cupti_is_free), &own) &&
+           own.dli_fname && variable + kName.size() == std::string_view(own.dli_fname);
+}
+
 bool is_driver(const std::string &name) {
     return std::any_of(std::begin(kDriver), std::end(kDriver),
                        [&](const char *prefix) { return begins(name.c_str(), prefix); });
@@ -164,7 +172,7 @@ bool mentions_cupti(const std::string &path) {
 bool cupti_is_free() {
     for (char **variable = environ; variable && *variable; ++variable)
         for (const char *prefix : kProfilers)
-            if (begins(*variable, prefix)) return false;
+            if (begins(*variable, prefix) && !is_own_nvtx(*variable)) return false;
     std::vector<Object> objects = loaded_objects();
     follow_needs(objects);
     return std::none_of(objects.begin(), objects.end(), [](const Object &object) {
