@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gpubpf.agent.definitions import MOST_STACKS
+from gpubpf.agent.definitions import MOST_STACKS, Vendor
 from gpubpf.launches.frames import Stack
 from gpubpf.memory.allocations import ALLOCATING, BEFORE_ATTACH
 from gpubpf.process import limits
@@ -74,7 +74,8 @@ class Sums(MutableRecord):
 class Row(Record):
     """Live allocations of one host stack, kind and GPU in a process.
 
-    wave: lanes of a wave on an AMD GPU, else None.
+    vendor: of the GPU.
+    wave: lanes of a wave on an AMD GPU; None: not known, or of another vendor.
     oldest_ns: how long the oldest of them had been held at the last operation in the log.
     grown: bytes more than in the previous report; negative if less is held.
     """
@@ -82,6 +83,7 @@ class Row(Record):
     pid: int
     comm: str
     gpu: int
+    vendor: Vendor
     wave: int | None
     kind: str
     stack: Stack
@@ -324,6 +326,6 @@ class Memory:
         rows = []
         for (process, gpu, kind, stack), sums in merged.items():
             log = self._processes[process].log
-            owner = (log.pid, log.comm, gpu, wave_of(log.waves, gpu))
+            owner = (log.pid, log.comm, gpu, log.vendor, wave_of(log.waves, gpu))
             rows.append(Row(*owner, kind, stack, *sums))
         return sorted(rows, key=lambda row: (-row.bytes, -row.count, row.pid, row.gpu, row.kind))

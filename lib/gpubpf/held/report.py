@@ -9,7 +9,7 @@ from gpubpf.held.memory import KINDS, Memory, Row
 from gpubpf.launches.profile import FRAME
 from gpubpf.launches.profile_text import LEAST, all_frames, own_line
 from gpubpf.record import replace
-from gpubpf.records.fields import OWNER, STAMP
+from gpubpf.records.fields import OWNER_OF_HOST, STAMP
 from gpubpf.session.records import of_every_tool
 from gpubpf.show import table
 from gpubpf.show.fields import Field, Fields, having, many, values_of
@@ -35,7 +35,7 @@ _FRAMES = Field(
     get=lambda row: [frame._asdict() for frame in row.stack.frames],
 )
 _SHARE = (
-    *OWNER,
+    *OWNER_OF_HOST,
     Field("bytes", "bytes"),
     Field("count", "integer", "allocations"),
     Field("kind", "|".join(KINDS), "pinned: host memory that the GPU can access"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpubpf.launches.launches import METHODS
-from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER, SHAPE, STAMP
+from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER_OF_HOST, SHAPE, STAMP
 from gpubpf.session.records import HOST_PROGRAMS, of_every_tool
 from gpubpf.show.fields import Field, Fields, having, many, maybe
 
@@ -33,7 +33,7 @@ LAUNCH = Fields(
     "launch",
     "With -v or --slow, one for each launch.",
     (
-        *OWNER,
+        *OWNER_OF_HOST,
         Field("launch", "integer", "unique for each execution, replays included"),
         KERNEL,
         Field("tid", "integer", "the calling thread"),
@@ -120,14 +120,14 @@ _OF_GROUP = (
 KERNEL_RECORD = Fields(
     "kernel",
     "One for each line of the table.",
-    (*OWNER, KERNEL, DEMANGLED, MANGLED, *_OF_GROUP),
+    (*OWNER_OF_HOST, KERNEL, DEMANGLED, MANGLED, *_OF_GROUP),
     csv=f"pid comm gpu kernel stream graph=graph.exec node=graph.node count {' '.join(f'{name}_ns' for name in TIMES)} "
     "clock_error_ns mangled stream_name",
 )
 GRAPH_RECORD = Fields(
     "graph",
     "With --graphs, one for each graph as a whole.",
-    (*OWNER, *_OF_GROUP),
+    (*OWNER_OF_HOST, *_OF_GROUP),
     notes="Its latency is that of its first kernel, or of its first copy or memset if it has any; "
     "exec lasts until all its work has ended.",
 )
@@ -135,7 +135,7 @@ OPERATION = Fields(
     "op",
     "With --timeline, one for each operation.",
     (
-        *OWNER,
+        *OWNER_OF_HOST,
         Field("t_ns", "ns", "when it began"),
         Field("dur_ns", "ns?", f"how long it took; {_UNKNOWN}"),
         Field("op", "kernel|h2d|d2h|d2d|h2h|memset|host_function|event|graph|api"),

@@ -19,7 +19,7 @@ from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.frames import NATIVE, PYTHON, RANGE, Stack
 from gpubpf.launches.launch_records import LOSSES
 from gpubpf.record import MutableRecord, Record, replace
-from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER, STAMP
+from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER_OF_HOST, STAMP
 from gpubpf.session.records import HOST_PROGRAMS, of_every_tool
 from gpubpf.show.fields import Field, Fields, having, many
 from gpubpf.show.table import printable
@@ -42,7 +42,8 @@ class StackRow(MutableRecord):
     """The launches of one kernel from one host stack, in one process on one GPU.
 
     process: number of the process in the session.
-    wave: lanes of a wave on an AMD GPU, else None.
+    vendor: of the GPU.
+    wave: lanes of a wave on an AMD GPU; None: not known, or of another vendor.
     gpu_ns: time from start to end, summed over the launches with known times.
     launches: all launches.
     untimed: launches whose time is not known.
@@ -52,6 +53,7 @@ class StackRow(MutableRecord):
     pid: int
     comm: str
     gpu: int
+    vendor: Vendor
     wave: int | None
     mangled: str
     stack: Stack
@@ -106,7 +108,7 @@ STACK = Fields(
     "stack",
     "One for each kernel and host stack, those with the most GPU time first (with --weight launches: the most launches).",
     (
-        *OWNER,
+        *OWNER_OF_HOST,
         KERNEL,
         DEMANGLED,
         MANGLED,
@@ -180,9 +182,8 @@ class Profile:
         if key not in self._rows and len(self._rows) >= MOST_ROWS:
             key = (*key[:3], 0, 0)
         if key not in self._rows:
-            common = view.common(at)
-            wave = common["wave"] if common["vendor"] == Vendor.AMD.word else None
-            owner = (process.number, process.pid, process.comm, key[1], wave)
+            wave = view.common(at)["wave"] if process.vendor is Vendor.AMD else None
+            owner = (process.number, process.pid, process.comm, key[1], process.vendor, wave)
             self._processes[process.number] = process
             self._rows[key] = StackRow(*owner, key[2], self._stack(process.number, *key[3:]))
         return self._rows[key]

@@ -12,7 +12,7 @@ from gpubpf.memory.allocations import BEFORE_ATTACH
 from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint
 from gpubpf.memory.granularity import SECTOR, WORD_SHIFT
 from gpubpf.record import Record
-from gpubpf.records.fields import DEMANGLED, GPU, KERNEL, MANGLED, VENDOR, owner_of
+from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER_OF_HOST, owner_of
 from gpubpf.show import table
 from gpubpf.show.fields import Field, Fields
 from gpubpf.show.owner_columns import OwnerColumns
@@ -34,13 +34,12 @@ _NO_ADDRESS = "accesses to textures and surfaces, and bulk tensor copies, are no
 EXACT_BELOW = 10_000_000  # larger numbers are shown in millions, billions and so on
 
 
-_OWNER = (*PROCESS, GPU, VENDOR, Field("wave", "integer?", "lanes of the GPU's warps or waves"))
 _UNSEEN = "without accesses to textures and surfaces, and bulk tensor copies"
 ALLOCATION = Fields(
     "allocation",
     "One for each allocation.",
     (
-        *_OWNER,
+        *OWNER_OF_HOST,
         Field("base", "hex", "its address", get=lambda row: f"{row.allocation.base:#x}"),
         Field("bytes", "bytes", "its size", get="allocation.bytes"),
         Field("read_bytes", "bytes?", f"distinct, {_UNSEEN}; null: not known", get="read"),
@@ -82,7 +81,7 @@ FOOTPRINT = Fields(
     "footprint",
     "With --footprint, one for each kernel.",
     (
-        *(*_OWNER, KERNEL, DEMANGLED, MANGLED),
+        *(*OWNER_OF_HOST, KERNEL, DEMANGLED, MANGLED),
         Field("sectors", "integer?", "distinct"),
         Field("bytes", "bytes?", "distinct"),
         Field("requests", "integer?", "sectors of all requests"),

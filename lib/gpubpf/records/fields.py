@@ -11,12 +11,29 @@ from gpubpf.records.launch_shape import NVIDIA, vendor_fields
 from gpubpf.show.fields import Field, having
 from gpubpf.show.process_records import NOW, PROCESS
 
+
+def _vendor(one: Any) -> Vendor:
+    """Return the vendor of an object's GPU. An object without the attribute `vendor` is of a measured kernel, so its wave is known."""
+    found: Vendor = getattr(one, "vendor", Vendor.AMD if one.wave else Vendor.NVIDIA)
+    return found
+
+
+def _lanes(one: Any) -> int | None:
+    """Return the lanes of a warp or wave; None: not known, which may be so on an AMD GPU."""
+    return NVIDIA.lanes if _vendor(one) is Vendor.NVIDIA else one.wave
+
+
 # Of objects with the attributes pid, comm, gpu, wave and mangled.
 GPU = Field("gpu", "integer", "ordinal")
 _NVIDIA, _AMD = Vendor.NVIDIA.word, Vendor.AMD.word
-VENDOR = Field("vendor", f"{_NVIDIA}|{_AMD}", get=lambda one: _AMD if one.wave else _NVIDIA)
-WAVE = Field("wave", "integer", "lanes of a warp or wave", get=lambda one: one.wave or NVIDIA.lanes)
+VENDOR = Field("vendor", f"{_NVIDIA}|{_AMD}", get=lambda one: _vendor(one).word)
+WAVE = Field("wave", "integer", "lanes of a warp or wave", get=_lanes)
 OWNER = (*PROCESS, GPU, VENDOR, WAVE)
+# Of objects with the attribute `vendor`, too, which are not of a measured kernel.
+OWNER_OF_HOST = (
+    *(*PROCESS, GPU, VENDOR),
+    Field("wave", "integer?", "lanes of the GPU's warps or waves; null if not known", get=_lanes),
+)
 KERNEL = Field(
     "kernel",
     "string",

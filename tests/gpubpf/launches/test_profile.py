@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from gpubpf.agent.definitions import STACK_NOT_UNWOUND, STACK_TOO_DEEP, RangeName
+from gpubpf.agent.definitions import STACK_NOT_UNWOUND, STACK_TOO_DEEP, RangeName, Vendor
 from gpubpf.errors import Error
 from gpubpf.images import symbols
 from gpubpf.launches import arrays, profile, profile_files, profile_text
@@ -31,7 +31,15 @@ from gpubpf_text import COMMS, KERNELS, PIDS
 
 
 def row(stack: Stack, gpu_ns: int = 1000, launches: int = 2, **more: Any) -> StackRow:
-    fields = {"process": 1, "pid": 7, "comm": "app", "gpu": 0, "wave": None, "mangled": "_Z5scalePfi"}
+    fields = {
+        "process": 1,
+        "pid": 7,
+        "comm": "app",
+        "gpu": 0,
+        "vendor": Vendor.NVIDIA,
+        "wave": None,
+        "mangled": "_Z5scalePfi",
+    }
     return StackRow(**(fields | more), stack=stack, gpu_ns=gpu_ns, launches=launches)
 
 
@@ -103,6 +111,21 @@ def test_ranges_come_before_the_stack() -> None:
     assert list(profile_text.all_frames(missing)) == [
         *("    step", "    forward (lib)", "    [incomplete]", "    f1"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "wave", "expected"),
+    [
+        (Vendor.NVIDIA, None, ("nvidia", 32)),
+        (Vendor.AMD, 64, ("amd", 64)),
+        (Vendor.AMD, None, ("amd", None)),  # no kernel was seen that says it
+    ],
+)
+def test_the_vendor_does_not_follow_from_the_wave(
+    vendor: Vendor, wave: int | None, expected: tuple[str, int | None]
+) -> None:
+    record = profile.STACK.record(row(stack("main"), vendor=vendor, wave=wave))
+    assert (record["vendor"], record["wave"]) == expected
 
 
 def sums(made: profile.Profile) -> list[tuple[list[str], int, int, int]]:
