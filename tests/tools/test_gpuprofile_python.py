@@ -187,7 +187,7 @@ def test_formats_have_the_lines(tmp_path: Path) -> None:
     text = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True).stdout
     last = len(program.read_text().splitlines())
     assert (
-        "touch   <module> > launch" in text
+        f"touch   <module>:{last} > launch:" in text
         and f"    <module> (program.py:{last})\n    launch (program.py:" in text
     )
     frames = json.loads(scope.read_text())["shared"]["frames"]

@@ -124,7 +124,8 @@ def test_time_and_launches_by_stack(program: Path, tmp_path: Path) -> None:
         assert launches * least <= one["gpu_ns"] < launches * (least + 20), one
         assert one["untimed"] == 0
         assert one["complete"] == ("main" in own(program, one) or own(program, one).startswith("app::layer"))
-        assert all(frame["kind"] == "native" and frame["line"] is None for frame in one["frames"])
+        assert all(frame["kind"] == "native" for frame in one["frames"])
+        assert not any(frame["line"] for frame in one["frames"] if frame["object"] == str(program))
     assert [one["gpu_ns"] for one in stacks] == sorted((one["gpu_ns"] for one in stacks), reverse=True)
     assert found[-1]["launches_incomplete"] == 1
     # The launches, one by one, have the same times in all.
@@ -211,3 +212,39 @@ def test_a_hip_program(tmp_path: Path) -> None:
     (one,) = (one for one in records(tmp_path, "--", saxpy, "20") if one["type"] == "stack")
     assert (one["kernel"], one["vendor"], one["launches"], one["untimed"]) == ("saxpy", "amd", 20, 0)
     assert "main" in [frame["name"] for frame in one["frames"]] and one["complete"]
+
+
+LINES = r"""
+#include <cuda.h>
+__global__ void one(int *at) { at[threadIdx.x]++; }
+int *at;
+__attribute__((noinline, noclone)) void launch() {
+    one<<<1, 32>>>(at);
+    asm volatile("");
+}
+int main() {
+    cudaMalloc(&at, 128);
+    launch();  // line 11
+    for (int i = 0; i < 2; i++)
+        launch();  // line 13
+    return cudaDeviceSynchronize();
+}
+"""
+
+
+def test_native_frames_have_source_lines(tmp_path: Path) -> None:
+    program = gpubpf_cuda.build(LINES, tmp_path / "lines", "-g", "-O1")
+    found = [one for one in records(tmp_path, "--", program) if one["type"] == "stack"]
+    places: Counter[int | None] = Counter()
+    for one in found:
+        mine = [frame for frame in one["frames"] if frame["name"] in ("main", "launch")]
+        assert {(frame["file"], frame["object"]) for frame in mine} == {
+            (str(tmp_path / "lines.cu"), str(program))
+        }
+        assert mine[1]["line"] in (3, 6)  # nvcc gives its stub, which is inlined, the line of the kernel
+        places[mine[0]["line"]] += one["launches"]
+    assert places == {11: 1, 13: 2}
+    text = run("--weight", "launches", "--", program).stdout
+    assert re.findall(r"one +main:(\d+) > launch:[36]\n", text) == ["13", "11"]
+    samples = run("--folded", "--weight", "launches", "--", program).stdout
+    assert sum(int(line.rsplit(" ", 1)[1]) for line in samples.splitlines()) == 3

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf.held.memory import KINDS, Memory, Row
 from gpubpf.launches.profile import FRAME
-from gpubpf.launches.profile_text import LEAST, all_frames, own_line
+from gpubpf.launches.profile_text import LEAST, all_frames, own_line, own_lines
 from gpubpf.record import replace
 from gpubpf.records.fields import OWNER_OF_HOST, STAMP
 from gpubpf.session.records import of_every_tool
@@ -25,7 +25,7 @@ PYTORCH = "libc10_cuda.so", "libc10_hip.so"  # the libraries with PyTorch's cach
 
 def is_pytorch(row: Row) -> bool:
     """Return whether PyTorch's caching allocator made these allocations, which are its segments."""
-    return any(frame.file.rsplit("/", 1)[-1] in PYTORCH for frame in row.stack.frames)
+    return any((frame.object or frame.file).rsplit("/", 1)[-1] in PYTORCH for frame in row.stack.frames)
 
 
 _FRAMES = Field(
@@ -138,7 +138,7 @@ class Report:
         start = max(map(len, lines)) + 2
         beside = table.WIDTH - start >= LEAST
         width = table.WIDTH - (start if beside else 4)
-        stacks = ("STACK", *(own_line(one.stack, width) for one in shown))
+        stacks = ("STACK", *own_lines([one.stack for one in shown], width))
         for line, stack in zip(lines, stacks, strict=True):
             yield f"{line:<{start}}{stack}" if beside else line
             if not beside:

@@ -1,4 +1,5 @@
-"""Find the names of functions at addresses of programs and libraries, from their symbol tables (System V ABI, chapter 4).
+"""Find the names of functions at addresses of programs and libraries, from their symbol tables (System V ABI, chapter 4), and their
+lines.
 
 An address is one in the file's own address space, as in its symbol table: not an offset in the file.
 """
@@ -9,13 +10,14 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubpf import elf, names
 from gpubpf.agent.definitions import STACK_NOT_UNWOUND, STACK_TOO_DEEP
 from gpubpf.elf import Elf
 from gpubpf.errors import ImageError, out_of_files
+from gpubpf.images.source_lines import Place, SourceLines
 from gpubpf.process import address_space, host_frames, limits, patience, target_files
 from gpubpf.process.host_frames import HostFrame, Identity, MappedFile
 from gpubpf.record import Record
@@ -23,10 +25,14 @@ from gpubpf.record import Record
 if TYPE_CHECKING:
     import numpy as np
 
+T = TypeVar("T")
 _LEAST_CHARGE = 1 << 16  # bytes that each file counts at least, so that the number of files is limited, too
 _MOST_UNREADABLE = 1024
 _read_files: dict[Identity, _Functions] = {}
 _charges: dict[Identity, tuple[int, int]] = {}  # user and bytes of each of them, oldest first
+_MOST_LINES, _MOST_LINE_TABLES = 1 << 16, 4
+_lines: dict[tuple[Identity, int], Place | None] = {}  # the lines of addresses
+_line_tables: dict[Identity, SourceLines | None] = {}  # None: without lines
 _unreadable: dict[tuple[str, MappedFile], None] = {}  # files that were not read, and need not be tried again
 MISSING = (STACK_TOO_DEEP, STACK_NOT_UNWOUND)  # symbols of frames that stand for missing ones
 _spent: defaultdict[int, float] = defaultdict(float)  # seconds by user
@@ -71,6 +77,47 @@ def lookup(path: str, address: int, mapped: MappedFile | None) -> FunctionOffset
         return None
     mangled = elf.string_at(functions.text, int(functions.name_offsets[index]))
     return FunctionOffset(names.demangle(mangled).short, address - int(functions.starts[index]))
+
+
+def line_at(path: str, address: int, mapped: MappedFile | None) -> Place | None:
+    """Return the source file and line of an address of the file `path`; None: not known. See `lookup`."""
+    if mapped is None:
+        return None
+    key = mapped.identity, address
+    if key not in _lines:
+        if len(_lines) >= _MOST_LINES:
+            del _lines[next(iter(_lines))]
+        _lines[key] = _line_at(path, address, mapped)
+    return _lines[key]
+
+
+def _line_at(path: str, address: int, mapped: MappedFile) -> Place | None:
+    if _spent[mapped.user] > limits.SYMBOLS:
+        return None
+
+    def look() -> Place | None:
+        began = time.thread_time()
+        try:
+            if mapped.identity not in _line_tables:
+                while len(_line_tables) >= _MOST_LINE_TABLES:
+                    del _line_tables[next(iter(_line_tables))]
+                _line_tables[mapped.identity] = _of_file(path, mapped, _read_lines)
+            table = _line_tables[mapped.identity]
+            return table.at(address) if table is not None else None
+        finally:
+            _spent[mapped.user] += time.thread_time() - began
+
+    try:
+        return patience.within(patience.LOOK_WAIT, mapped.pid, look)
+    except Exception:  # on damaged input, pyelftools may raise any exception
+        return None
+
+
+def _read_lines(file: int) -> SourceLines | None:
+    try:
+        return SourceLines(file)
+    except Exception:  # as above
+        return None
 
 
 def describe(path: str, address: int, mapped: MappedFile | None) -> str:
@@ -135,7 +182,7 @@ def _functions(path: str, mapped: MappedFile) -> _Functions | None:
     def look() -> _Functions | None:
         began = time.thread_time()
         try:
-            return _functions_of(path, mapped)
+            return _of_file(path, mapped, lambda file: _read(elf.of_file(file)))
         finally:
             _spent[mapped.user] += time.thread_time() - began
 
@@ -172,8 +219,8 @@ def _keep(identity: Identity, user: int, functions: _Functions) -> bool:
     return True
 
 
-def _functions_of(path: str, mapped: MappedFile) -> _Functions | None:
-    """Read a file that a process mapped. Return None if another file is there now. Raises OSError, ImageError, ValueError."""
+def _of_file(path: str, mapped: MappedFile, read: Callable[[int], T | None]) -> T | None:
+    """Read a file that a process mapped. Return None if another file is there now. Raises OSError, and what `read` raises."""
     pid = mapped.pid
     try:
         place = host_frames.opened(pid, path)
@@ -192,8 +239,8 @@ def _functions_of(path: str, mapped: MappedFile) -> _Functions | None:
     finally:
         os.close(place)
     try:
-        functions = _read(elf.of_file(file))
-        return functions if Identity.of(os.fstat(file)) == mapped.identity else None
+        found = read(file)
+        return found if Identity.of(os.fstat(file)) == mapped.identity else None
     finally:
         os.close(file)
 

@@ -38,6 +38,7 @@ class Frame(NamedTuple):
     in Python has its qualified name.
     file: the source file; without line information, the program or library; "" outside files.
     line: the line in the source file; None without line information.
+    object: the program or library; "" outside files, and for frames that are not native.
     kind: NATIVE, PYTHON or RANGE. A range has the name that the program gave it, and `file` is its domain.
     """
 
@@ -45,6 +46,7 @@ class Frame(NamedTuple):
     file: str
     line: int | None = None
     kind: str = NATIVE
+    object: str = ""
 
 
 class Stack(NamedTuple):
@@ -105,7 +107,7 @@ class Stack(NamedTuple):
 
 
 def _matches(pattern: re.Pattern[str], frame: Frame) -> bool:
-    texts = frame.name, os.path.basename(frame.file)
+    texts = frame.name, os.path.basename(frame.object or frame.file)
     return frame.kind == NATIVE and any(pattern.match(text) for text in texts)
 
 
@@ -121,4 +123,6 @@ def _frame(frame: HostFrame) -> Frame:
         name = f"{os.path.basename(frame.file)}+{frame.offset:#x}"
     else:
         name = f"{frame.address:#x}"
-    return Frame(name, frame.file)
+    place = symbols.line_at(frame.file, frame.offset, frame.mapped) if found is not None else None
+    file, line = place or (frame.file, None)
+    return Frame(name, file, line, object=frame.file)

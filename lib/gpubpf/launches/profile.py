@@ -94,9 +94,12 @@ FRAME = having(
         f"{RANGE}: the range's name",
     ),
     Field(
-        "file", "string", f"{NATIVE}: the program or library; {PYTHON}: the source file; {RANGE}: the domain"
+        "file",
+        "string",
+        f"{NATIVE}: the source file, or without a line the program or library; {PYTHON}: the source file; {RANGE}: the domain",
     ),
     Field("line", "integer?", "in the source file; null: not known"),
+    Field("object", "string", f"{NATIVE}: the program or library"),
     Field(
         "kind",
         "string",

@@ -61,7 +61,7 @@ def report(
     lines = table.within(cells, left=("COMM", "KERNEL"), cut=("COMM",))
     start = max(map(len, lines)) + 2
     beside = table.WIDTH - start >= LEAST
-    stacks_ = ("STACK", *(own_line(row.stack, table.WIDTH - (start if beside else 4)) for row in shown))
+    stacks_ = ("STACK", *own_lines([row.stack for row in shown], table.WIDTH - (start if beside else 4)))
     for line, stack in zip(lines, stacks_, strict=True):
         yield f"{line:<{start}}{stack}" if beside else line
         if not beside:
@@ -113,17 +113,36 @@ def _place(frame: Frame) -> str:
     return f" ({file}:{frame.line})" if frame.line is not None else f" ({file})"
 
 
-def own_line(stack: Stack, width: int) -> str:
-    """Return the program's own frames in at most `width` columns, outermost first: `main > train > ... > launch`."""
+def own_lines(stacks: Sequence[Stack], width: int) -> list[str]:
+    """Return the `own_line` of each stack. Stacks that differ in lines of the source only have their lines."""
+    names = [own_line(stack, width) for stack in stacks]
+    alike: dict[str, set[Stack]] = {}
+    for name, stack in zip(names, stacks, strict=True):
+        alike.setdefault(name, set()).add(stack)
+    return [
+        own_line(stack, width, lines=True) if len(alike[name]) > 1 else name
+        for name, stack in zip(names, stacks, strict=True)
+    ]
+
+
+def own_line(stack: Stack, width: int, lines: bool = False) -> str:
+    """Return the program's own frames in at most `width` columns, outermost first: `main > train > ... > launch`.
+
+    lines: with their lines, where these are known: `main:17 > train:5`.
+    """
     if not stack.frames:
         return "unknown"
     own = stack.own()
     ranges, host = own[: len(stack.ranges)], own[len(stack.ranges) :]
     words = [f"[{table.printable(frame.name)}]" for frame in ranges]
     words += [] if stack.complete else [INCOMPLETE]
-    for name, same in groupby(frame.name for frame in host):
+    for name, same in groupby(_named(frame, lines) for frame in host):
         words.append(table.printable(name) + _times(same))
     return _fitted(words, width)
+
+
+def _named(frame: Frame, lines: bool) -> str:
+    return f"{frame.name}:{frame.line}" if lines and frame.line is not None else frame.name
 
 
 def _fitted(words: Sequence[str], width: int) -> str:
