@@ -22,6 +22,7 @@ EXAMPLES = """examples:
     gpumem -- ./app                        who holds memory at the end
     gpumem -v --top 5 -- ./app             with all frames of five stacks
     gpumem 10 -- ./app                     also every 10 s, with the growth
+    gpumem --snapshot -- ./app             also each live allocation
     gpumem -p 1234 -d 60                   what a running program allocates
     gpumem --json -o held.jsonl -- ./app   a record for each stack
     gpumem --csv -o held.csv -- ./app      a table for other programs
@@ -37,6 +38,11 @@ def build_parser() -> cli.Parser:
     shown.add_argument(
         "--top", type=cli.positive, metavar="N", help="show only the N rows with the most bytes"
     )
+    shown.add_argument(
+        "--snapshot",
+        action="store_true",
+        help="also print each live allocation, with its address and how long it has been held",
+    )
     cli.add_device(parser, times=True)
     cli.add_output(parser, "gpubpf.held.report")
     return parser
@@ -45,7 +51,10 @@ def build_parser() -> cli.Parser:
 @cli.command(TOOL)
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
-    args = cli.parse(build_parser(), argv)
+    parser = build_parser()
+    args = cli.parse(parser, argv)
+    if args.snapshot and args.csv:
+        parser.error("--csv has no allocations, only what each stack holds; use --json with --snapshot")
     options = cli.Options.of(args)
     out = cli.open_results(options.output)
     from gpubpf.session import tracing
@@ -62,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
         results = cli.ResultWriter(options.output, out, session.now_ns)
         if session.targets.pids or session.targets.all_processes:
             cli.note(TOOL, "what a program allocated before the attach is unknown, and in no sum")
-        report = Report(memory, OwnerColumns(session.several), args.top, args.verbose)
+        report = Report(memory, OwnerColumns(session.several), args.top, args.verbose, args.snapshot)
 
         def take() -> None:
             for log in session.logs():

@@ -115,3 +115,24 @@ def test_a_running_program_grows(tmp_path: Path) -> None:
 def test_bad_input_is_one_line_and_status_2() -> None:
     done = run("--top", "0", "--", "/bin/true", status=2)
     assert done.stderr.splitlines()[-1].startswith("gpumem: ")
+
+
+def test_a_snapshot_has_each_allocation(program: Path) -> None:
+    found = records("--snapshot", "--", program)
+    each = [one for one in found if one["type"] == "allocation"]
+    sums: dict[str, list[int]] = {}
+    for one in each:
+        sums.setdefault(one["kind"], []).append(one["bytes"])
+    assert sums == {"device": [1024] * 20, "managed": [300], "pinned": [200], "pool": [100]}
+    assert len({one["base"] for one in each}) == len(each)
+    assert [one["held_ns"] for one in each] == sorted((one["held_ns"] for one in each), reverse=True)
+    held = {json.dumps(one["frames"]): one["bytes"] for one in found if one["type"] == "held"}
+    for one in each:
+        held[json.dumps(one["frames"])] -= one["bytes"]
+    assert not any(held.values())
+    text = run("--snapshot", "--top", "3", "-v", "--", program).stdout
+    assert "ADDRESS" in text and "and 20 allocations with 17.6 KB" in text
+    peak = text[text.index("peak: ") :]
+    assert "> spend > take" in peak and peak.count("> leak") == 2  # the last frees come after the last leak
+    done = run("--snapshot", "--csv", "--", program, status=2)
+    assert "--csv has no allocations" in done.stderr

@@ -93,6 +93,26 @@ class Row(Record):
     grown: int = 0
 
 
+class Allocation(Record):
+    """A live allocation.
+
+    base: its address.
+    held_ns: how long it had been held at the last operation in the log.
+    Other attributes: as in `Row`.
+    """
+
+    pid: int
+    comm: str
+    gpu: int
+    vendor: Vendor
+    wave: int | None
+    base: int
+    bytes: int
+    kind: str
+    stack: Stack
+    held_ns: int
+
+
 class _Live(NamedTuple):
     key: Key
     end: int
@@ -305,6 +325,22 @@ class Memory:
         return self._merged(
             {key: (sums.bytes, sums.count, sums.oldest_ns) for key, sums in self._sums.items()}
         )
+
+    def allocations(self) -> list[Allocation]:
+        """Return each live allocation, those that have been held longest first."""
+        found = []
+        for process in self._processes.values():
+            log = process.log
+            stacks: dict[int, Stack] = {}
+            for base, rows in process.live.items():
+                for row in rows:
+                    key = row.key
+                    if key.stack not in stacks:
+                        stacks[key.stack] = Stack.of(log.stacks.get(key.stack, ()))
+                    owner = (log.pid, log.comm, key.gpu, log.vendor, wave_of(log.waves, key.gpu))
+                    what = (base, row.end - base, key.kind, stacks[key.stack], process.latest_ns - row.at)
+                    found.append(Allocation(*owner, *what))
+        return sorted(found, key=lambda one: (-one.held_ns, one.pid, one.base))
 
     def at_peak(self) -> list[Row]:
         """Return what was held of GPU memory at its peak, as `rows` does, without ages."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpubpf.held.memory import KINDS, Memory, Row
+from gpubpf.held.memory import KINDS, Allocation, Memory, Row
 from gpubpf.launches.profile import FRAME
 from gpubpf.launches.profile_text import LEAST, all_frames, own_line, own_lines
 from gpubpf.record import replace
@@ -17,13 +17,14 @@ from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.process_records import LISTED
 
 if TYPE_CHECKING:
+    from gpubpf.launches.frames import Stack
     from gpubpf.session.session import Session
     from gpubpf.show.result_writer import ResultWriter
 
 PYTORCH = "libc10_cuda.so", "libc10_hip.so"  # the libraries with PyTorch's caching allocator
 
 
-def is_pytorch(row: Row) -> bool:
+def is_pytorch(row: Row | Allocation) -> bool:
     """Return whether PyTorch's caching allocator made these allocations, which are its segments."""
     return any((frame.object or frame.file).rsplit("/", 1)[-1] in PYTORCH for frame in row.stack.frames)
 
@@ -57,6 +58,17 @@ HELD = Fields(
     csv="pid comm gpu kind bytes count grown oldest_ns pytorch stack",
     csv_fields=(Field("stack", "string", "the frames, outermost first, separated by semicolons"),),
 )
+ALLOCATION = Fields(
+    "allocation",
+    "With --snapshot, one for each live allocation, those that have been held longest first.",
+    (
+        *OWNER_OF_HOST,
+        Field("base", "hex", "address", get=lambda one: f"0x{one.base:x}"),
+        *(field for field in _SHARE if field.name in ("bytes", "kind", "frames", "complete", "pytorch")),
+        Field("held_ns", "ns", "how long it has been held"),
+        STAMP,
+    ),
+)
 PEAK = Fields(
     "peak",
     "At the end: when the measured processes together held the most GPU memory, without pinned host memory.",
@@ -81,17 +93,21 @@ _COUNTS = (
     Field("allocations_dropped", "integer", "allocations in no sum, because too many were live"),
 )
 _OTHERS = of_every_tool(*_COUNTS)
-RECORDS = (HELD, PEAK, *(one for one in _OTHERS if one is not LISTED))
+RECORDS = (HELD, ALLOCATION, PEAK, *(one for one in _OTHERS if one is not LISTED))
 
 
 class Report:
     """Shows what is held.
 
     top: maximum rows; None: all.
-    full: also show all frames.
+    full: also show all frames, and all that was held at the peak.
+    each: also show each live allocation.
     """
 
-    def __init__(self, memory: Memory, owners: OwnerColumns, top: int | None, full: bool) -> None:
+    def __init__(
+        self, memory: Memory, owners: OwnerColumns, top: int | None, full: bool, each: bool = False
+    ) -> None:
+        self._each = each
         self._memory, self._owners, self._top, self._full = memory, owners, top, full
         self._before: dict[tuple[Any, ...], int] = {}
 
@@ -107,6 +123,8 @@ class Report:
         held = self._held()
         if results.form == "text":
             results.out.lines(self._lines(held, by_interval))
+            if self._each:
+                results.out.lines(self._allocations())
         elif results.csv:
             cells = (
                 (HELD.record(one), ";".join(f.name for f in one.stack.frames)) for one in held[: self._top]
@@ -114,6 +132,40 @@ class Report:
             results.table(HELD.columns, (HELD.row(record, stack=stack) for record, stack in cells))
         else:
             results.records(HELD, held[: self._top])
+            if self._each:
+                results.records(ALLOCATION, self._memory.allocations()[: self._top])
+
+    def _allocations(self) -> Iterator[str]:
+        """Yield a line for each live allocation."""
+        found = self._memory.allocations()
+        if not found:
+            return
+        shown = found[: self._top]
+        cells = [
+            self._owners.cells(one)
+            | {"ADDRESS": f"0x{one.base:x}", "BYTES": table.size(one.bytes)}
+            | {"HELD": table.duration(one.held_ns), "KIND": one.kind}
+            for one in shown
+        ]
+        yield from self._with_stacks(cells, [one.stack for one in shown], ("COMM", "ADDRESS", "KIND"))
+        yield ""
+        if left := found[len(shown) :]:
+            yield f"and {table.count(len(left), 'allocation')} with {table.size(sum(one.bytes for one in left))}"
+            yield ""
+
+    @staticmethod
+    def _with_stacks(
+        cells: Sequence[Mapping[str, str]], stacks: Sequence[Stack], left: Sequence[str]
+    ) -> Iterator[str]:
+        """Yield a table with the column STACK, which has its own lines if there is little room beside the others."""
+        lines = table.within(cells, left=left, cut=("COMM",))
+        start = max(map(len, lines)) + 2
+        beside = table.WIDTH - start >= LEAST
+        width = table.WIDTH - (start if beside else 4)
+        for line, stack in zip(lines, ("STACK", *own_lines(stacks, width)), strict=True):
+            yield f"{line:<{start}}{stack}" if beside else line
+            if not beside:
+                yield f"    {stack}"
 
     def _lines(self, held: Sequence[Row], by_interval: bool) -> Iterator[str]:
         if not held:
@@ -134,15 +186,7 @@ class Report:
             | {"OLDEST": table.duration(one.oldest_ns), "KIND": one.kind}
             for one in shown
         ]
-        lines = table.within(cells, left=("COMM", "KIND"), cut=("COMM",))
-        start = max(map(len, lines)) + 2
-        beside = table.WIDTH - start >= LEAST
-        width = table.WIDTH - (start if beside else 4)
-        stacks = ("STACK", *own_lines([one.stack for one in shown], width))
-        for line, stack in zip(lines, stacks, strict=True):
-            yield f"{line:<{start}}{stack}" if beside else line
-            if not beside:
-                yield f"    {stack}"
+        yield from self._with_stacks(cells, [one.stack for one in shown], ("COMM", "KIND"))
         yield ""
         if left := held[len(shown) :]:
             yield f"and {table.count(len(left), 'row')} with {table.size(sum(one.bytes for one in left))}"
@@ -186,6 +230,13 @@ class Report:
                 f"peak: {table.size(memory.peak_bytes)} of GPU memory; {table.size(first.bytes)} of it from"
             )
             yield from table.wrap(f"{said} {own_line(first.stack, 60)}{more}")
+            if self._full and others:
+                cells = [
+                    self._owners.cells(one)
+                    | {"BYTES": table.size(one.bytes), "COUNT": f"{one.count:,}", "KIND": one.kind}
+                    for one in (first, *others)
+                ]
+                yield from self._with_stacks(cells, [one.stack for one in (first, *others)], ("COMM", "KIND"))
         calls = (("allocation", memory.allocated), ("free", memory.freed))
         yield " and ".join(table.count(number, noun) for noun, number in calls)
         for number, noun, what in (

@@ -63,7 +63,7 @@ class SourceLines:
         return places[number] if number >= 0 and places[number][1] else None
 
     def _unit(self, address: int) -> Any:
-        if self._aranges is not None:  # of gcc
+        if self._aranges is not None:  # gcc writes them
             offset = self._aranges.cu_offset_at_addr(address)
             if offset is not None:
                 return self._dwarf.get_CU_at(offset)

@@ -9,6 +9,7 @@ import pytest
 
 from gpubpf.held import memory as held_memory
 from gpubpf.held.memory import Memory
+from gpubpf.held.report import ALLOCATION
 from gpubpf.process.host_frames import HostFrame
 from gpubpf.records import operation_log
 from gpubpf.records.results import ProcessLog
@@ -75,6 +76,27 @@ def test_live_bytes_by_stack_with_the_age_of_the_oldest(parts: int) -> None:
     ]
     assert [frame.name for frame in rows[0].stack.frames] == ["main", "keep"]
     assert (memory.allocated, memory.freed, memory.frees_unknown, memory.live_bytes) == (5, 2, 1, 162)
+
+
+def test_each_live_allocation() -> None:
+    memory = after(
+        *(made(0x2000, 100), made(0x1000, 50, 8, "cuMemAllocManaged"), made(0x3000, 70)),
+        *(gone(0x3000), made(0x3000, 8, 9, context=1)),
+    )
+    each = memory.allocations()
+    assert [(one.base, one.bytes, one.gpu, one.kind, one.held_ns) for one in each] == [
+        (0x2000, 100, 0, "device", 40),
+        (0x1000, 50, 0, "managed", 30),
+        (0x3000, 8, 3, "device", 0),
+    ]
+    assert [[frame.name for frame in one.stack.frames] for one in each] == [
+        *(["main", "keep"], ["spend"], ["main", "keep"]),
+    ]
+    assert sum(one.bytes for one in each) == memory.live_bytes
+    record = ALLOCATION.record(each[0])
+    assert (record["base"], record["bytes"], record["held_ns"], record["vendor"]) == (
+        *("0x2000", 100, 40, "nvidia"),
+    )
 
 
 def test_what_is_refused_holds_nothing() -> None:
