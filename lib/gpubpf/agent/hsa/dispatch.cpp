@@ -95,7 +95,8 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, uint32_t queue, Kernel &kernel, ui
     const uint64_t number = kernel.slot->number.fetch_add(1, std::memory_order_relaxed) + 1;
     if (number < config.launches.first || number > config.launches.second) return outcome_of(kFiltered);
     if (config.sample > 1 && (number - config.launches.first) % config.sample) return outcome_of(kSampledOut);
-    if (!config.chosen_ranges.empty()) return outcome_of(kFiltered);  // the ranges of HIP programs are not known
+    if (!config.chosen_ranges.empty())
+        return outcome_of(kFiltered);  // the ranges of HIP programs are not known
     const Layout &layout = *copy->layout;
     Shape shape;
     if (!shape_of(packet, shape)) return outcome_of(kIncompleteBlocks);

@@ -701,7 +701,7 @@ void graph_made(CUgraphExec handle, CUgraph graph, uint64_t flags) {
     exec->context = registry().current();
     const Config &c = agent.config;
     const bool every = c.launches.first <= 1 && c.launches.second == UINT64_MAX && c.sample <= 1 &&
-                       !c.budget &&  // a graph is launched as a whole
+                       !c.budget &&                            // a graph is launched as a whole
                        (c.chosen_ranges.empty() || c.ranges);  // the log says which launches to leave out
     exec->swaps = c.graphs && every && exec->context && can_swap() &&
                   !(flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH);

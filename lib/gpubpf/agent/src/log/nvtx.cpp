@@ -16,8 +16,8 @@ namespace gpubpf {
 namespace {
 
 // As nvtxTypes.h and nvToolsExt.h define them.
-enum { kCallbacks = 1 };                        // a table that NVTX exports
-enum { kCore = 1, kCore2 = 5 };                 // modules of functions
+enum { kCallbacks = 1 };                          // a table that NVTX exports
+enum { kCore = 1, kCore2 = 5 };                   // modules of functions
 enum { kAscii = 1, kWide = 2, kRegistered = 3 };  // types of a message
 using Function = void (*)();
 struct Callbacks {
@@ -114,8 +114,9 @@ Put put(unsigned at, Type *function) {
 }
 
 const Put kOfCore[] = {
-    put(4, start<const Attributes *>), put(5, start<const char *>), put(6, start<const wchar_t *>),
-    put(7, end),                       put(8, push<const Attributes *>), put(9, push<const char *>),
+    put(4, start<const Attributes *>), put(5, start<const char *>),
+    put(6, start<const wchar_t *>),    put(7, end),
+    put(8, push<const Attributes *>),  put(9, push<const char *>),
     put(10, push<const wchar_t *>),    put(11, pop),
 };
 const Put kOfCore2[] = {

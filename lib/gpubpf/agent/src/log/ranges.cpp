@@ -16,11 +16,11 @@ namespace gpubpf {
 
 namespace {
 
-constexpr size_t kLongest = 1024;                 // bytes of a text; the rest is cut off
-constexpr size_t kMostTextBytes = 16 << 20;       // of all texts
-constexpr uint32_t kMostProbes = 64;              // places where a text may be
-constexpr uint32_t kMostOpen = 256;               // ranges of a thread, or of the process
-constexpr size_t kMostTold = kStackLimit - 1;     // ranges of a launch; the inner ones are left out
+constexpr size_t kLongest = 1024;              // bytes of a text; the rest is cut off
+constexpr size_t kMostTextBytes = 16 << 20;    // of all texts
+constexpr uint32_t kMostProbes = 64;           // places where a text may be
+constexpr uint32_t kMostOpen = 256;            // ranges of a thread, or of the process
+constexpr size_t kMostTold = kStackLimit - 1;  // ranges of a launch; the inner ones are left out
 constexpr size_t kMostCombinations = kMostStacks;
 
 struct Open {
