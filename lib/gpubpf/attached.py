@@ -206,20 +206,27 @@ class Attached:
             and probe.point != "access_again"  # no accesses are known to be alike
         ]
 
-    def runs_on_amd(self) -> bool:
-        """Return whether the measurement also works for kernels of AMD GPUs: if device programs run in every block, and no program is
-        at operations. Programs at points that kernels of AMD GPUs do not have are left out there."""
-        return (
-            not self.sampling
-            and self.budget is None
-            and all(program.event != "operation" for program in self.host_programs)
-        )
+    def amd_refusal(self) -> str:
+        """Return why the measurement does not work for kernels of AMD GPUs; "" if it does.
+
+        Programs at points that kernels of AMD GPUs do not have are no reason: they are left out there."""
+        if not (
+            self.sampling
+            or self.budget is not None
+            or any(program.event == "operation" for program in self.host_programs)
+        ):
+            return ""
+        options = " with --sample-blocks or --sample-warps" if self.sampling else ""
+        options += " with --budget" if self.budget is not None else ""
+        return f"this tool does not measure AMD GPUs{options} yet"
 
     def for_amd(self) -> ForAmd:
         """Return what a measurement needs for kernels of AMD GPUs."""
         from gpubpf.gcn import lacking
         from gpubpf.session.tracing import ForAmd
 
+        if refusal := self.amd_refusal():
+            return ForAmd(self.amd_probes, tuple, refusal=refusal)
         missing: dict[str, list[str]] = {}  # what kernels of AMD GPUs lack → the programs that need it
         for probe in self.probes:
             if probe.keeps or probe.point == "access_again":
@@ -326,11 +333,9 @@ class AttachedPipeline:
         from gpubpf.images import code_objects
 
         probes = [replace(probe, kernels=()) for probe in self._attached.amd_probes()]
-        if self._attached.runs_on_amd():
-            return code_objects.instrument(data, probes)
-        with_sampling = " with --sample-blocks or --sample-warps" if self._attached.sampling else ""
-        with_sampling += " with --budget" if self._attached.budget is not None else ""
-        return code_objects.refused(data, f"this tool does not measure AMD GPUs{with_sampling} yet")
+        if refusal := self._attached.amd_refusal():
+            return code_objects.refused(data, probes, refusal)
+        return code_objects.instrument(data, probes)
 
     def observe(self, options: Options) -> tuple[list[ImageFile], int]:
         """Run COMMAND to its end. Return the modules that it loaded, with what it launched, and its exit status."""

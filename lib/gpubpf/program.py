@@ -461,7 +461,7 @@ class BPF:
             follow,
             host,
             attached.needs_accesses,
-            attached.for_amd() if attached.runs_on_amd() else None,
+            attached.for_amd(),
         )
         return self.session
 

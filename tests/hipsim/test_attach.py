@@ -103,6 +103,26 @@ def test_launches_are_counted_each_time_a_tool_comes(tmp_path: Path, gpu: str, h
             program_.does("rounds 2")
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("--budget", "5"), ("--sample-blocks", "1/2"), ("--sample-warps", "1/2")]
+)
+def test_launches_that_an_option_leaves_out_have_the_true_reason(
+    tmp_path: Path, option: str, value: str
+) -> None:
+    """It is not "before ready", which would end soon. Kernels that the user did not ask for have no reason."""
+    with (
+        serving() as program_,
+        attached(
+            "threadhist", program_.process.pid, tmp_path / "out", option, value, "--kernel", "tiny"
+        ) as records,
+    ):
+        program_.does(*WORK)
+    named = "--budget" if option == "--budget" else "--sample-blocks or --sample-warps"
+    why = f"this tool does not measure AMD GPUs with {named} yet"
+    assert summary(records)["not_instrumented"] == {why: LAUNCHES["tiny"]}
+    assert summary(records)["launches_seen"] == sum(LAUNCHES.values())
+
+
 def test_results_come_if_the_process_ends_by_exit_without_handlers(tmp_path: Path) -> None:
     with serving() as program_:
         program_.does("rounds 2")

@@ -80,10 +80,11 @@ def instrument(data: bytes, probes: Sequence[Probe[ForWaves]], virtual: bool = F
     return made
 
 
-def refused(data: bytes, reason: str) -> Sidecar:
-    """Return a sidecar in which every kernel of a code object is refused for the same reason."""
+def refused(data: bytes, probes: Sequence[Probe[ForWaves]], reason: str) -> Sidecar:
+    """Return a sidecar in which each kernel of a code object that a probe chooses is refused for the same reason."""
     entries = instrument(data, ()).entries
-    return Sidecar(refusals=dict.fromkeys(entries, reason), entries=entries)
+    wanted = [name for name in entries if any(names.chosen(probe.kernels, name) for probe in probes)]
+    return Sidecar(refusals=dict.fromkeys(wanted, reason), entries=entries)
 
 
 def _lowered(kernel: GcnKernel, probes: Sequence[Probe[ForWaves]]) -> list[Probe[WaveProgram]]:

@@ -46,11 +46,13 @@ CUPTI_STAND_IN = (
 class ForAmd(Record):
     """What a measurement needs for AMD GPUs: functions that return the probes, and the maps of their programs.
 
-    notice: a notice, printed once kernels for AMD GPUs are instrumented; "": none."""
+    notice: a notice, printed once kernels for AMD GPUs are instrumented; "": none.
+    refusal: why kernels that the probes choose are not measured; "": they are."""
 
     probes: Callable[[], Sequence[Probe[ForWaves]]]
     definitions: Callable[[], Sequence[MapDefinition]]
     notice: str = ""
+    refusal: str = ""
 
 
 def trace(
@@ -73,7 +75,7 @@ def trace(
     follow: what to collect besides maps; `--graphs`, `--ring-size`, `--ring`, `--cupti` and `--no-cupti` override it.
     host: return the host programs, given a function for notices and whether the clock is virtual.
     accesses: see `Plan`.
-    amd: the probes and maps for AMD GPUs; None: kernels on AMD GPUs are not measured.
+    amd: the probes and maps for AMD GPUs; None: there are none.
     """
     lowered = functools.cache(probes or tuple)
     if probes is None:
@@ -106,6 +108,8 @@ def trace(
         if target is None:
             from gpubpf.images import code_objects
 
+            if amd and amd.refusal:
+                return code_objects.refused(data, amd.probes(), amd.refusal)
             return code_objects.instrument(data, for_amd(), chosen.virtual)
         from gpubpf.images import instrument
 
@@ -157,7 +161,8 @@ def trace(
             f" {NVTX_VARIABLE}={agent.LIBRARY}"
         )
     targets = _targets(options)
-    chosen = _device(options, amd is not None)
+    measures_amd = amd is not None and not amd.refusal
+    chosen = _device(options, measures_amd)
     wanted = tuple(options.kernels.wanted)
     plan = Plan(
         chosen,
@@ -173,7 +178,7 @@ def trace(
         follow=_follow(options, follow or Follow(), chosen),
         host=host(note, chosen.virtual),
         accesses=accesses,
-        amd=amd is not None,
+        amd=measures_amd,
         amd_definitions=amd.definitions if amd else None,
         owns_process=options.targets.alone,
         registers=options.output.json or options.output.verbose,

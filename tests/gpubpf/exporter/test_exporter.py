@@ -19,6 +19,7 @@ import gpubpf.__main__
 from gpubpf.exporter.command import parse_address
 from gpubpf_cuda import build
 from gpubpf_exporter import PROGRAM, ROOT, Program, Samples, exporting, get, until
+from hipsim_device import serving
 
 pytest.importorskip("prometheus_client")
 from gpubpf.exporter.metrics import Family
@@ -78,6 +79,19 @@ def test_with_a_budget_each_launch_is_measured_or_sampled_out(program: Program) 
         found = until(all_known, exporter.notices)
         assert (get(found, MEASURED, kernel="nap") or 0) >= 1
         assert get(found, "gpubpf_budget_ratio") == 0.5
+        assert exporter.end() == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_with_a_budget_launches_of_hip_are_counted_with_the_true_reason() -> None:
+    with serving() as program_, exporting("-p", str(program_.process.pid), "--budget", "50") as exporter:
+        exporter.noticed(f"attached to {program_.process.pid} (")
+        program_.does("rounds 5", "threads 3 4")  # 5 launches of work, and of tiny 5 + 3 * 4
+        why = "this tool does not measure AMD GPUs with --budget yet"
+        found = exporter.wait_for(22, NOT_MEASURED, reason=why)
+        assert get(found, NOT_MEASURED, reason="before ready") is None
+        assert get(found, "gpubpf_kernel_launches_total", kernel="tiny") == 17
+        assert get(found, MEASURED, kernel="tiny") == 0
         assert exporter.end() == 0
 
 

@@ -20,6 +20,7 @@ from gpubpf.images import code_objects, fatbin, listing
 from gpubpf.images.assemble import Target
 from gpubpf.images.sidecar import Sidecar
 from gpubpf.inject import inject
+from gpubpf.lower.amdgcn import WaveProgram
 from gpubpf.ptx import module, parser
 from gpubpf.record import replace
 from gpubpf.show import cli
@@ -171,6 +172,10 @@ def test_the_table() -> None:
     assert "1,234  yes" in lines[3] and lines[-1].endswith("no: PTX for a newer GPU (sm_120)")
 
 
+def no_program(wave: int) -> WaveProgram:
+    raise AssertionError("a kernel that is refused needs no program")
+
+
 class Pipeline:
     """A tool whose device program does nothing, at the kernels' exits."""
 
@@ -184,7 +189,7 @@ class Pipeline:
         return listing.check_injection(parsed, kernels)
 
     def checked_code_object(self, data: bytes) -> Sidecar:
-        return code_objects.refused(data, "it is for an AMD GPU")
+        return code_objects.refused(data, [Probe(no_program, "exit")], "it is for an AMD GPU")
 
     def instrumented_ptx(
         self, image: fatbin.FatbinImage, kernels: Sequence[str], target: Target
