@@ -209,7 +209,7 @@ class Attached:
     def amd_refusal(self) -> str:
         """Return why the measurement does not work for kernels of AMD GPUs; "" if it does.
 
-        Programs at points that kernels of AMD GPUs do not have are no reason: they are left out there."""
+        A program at a point that kernels of AMD GPUs do not have is left out there, but does not refuse them."""
         if not (
             self.sampling
             or self.budget is not None
