@@ -117,12 +117,12 @@ def measure(
     session: Session, slots: int, options: cli.Options, rows: Rows, results: cli.ResultWriter
 ) -> None:
     """Show reports until the measurement ends. The imports load NumPy, which would delay the first probe."""
+    from gpubpf.gpus.devices import Devices
     from gpubpf.held.memory import Memory
     from gpubpf.launches import latency
     from gpubpf.launches.launches import Launches
     from gpubpf.launches.sums import LaunchLosses
     from gpubpf.top import report, screen
-    from gpubpf.top.devices import Devices
     from gpubpf.top.usage import Usage
 
     launches, memory, losses = Launches(slots, options.kernels.wanted), Memory(), LaunchLosses()

@@ -83,10 +83,10 @@ def build_parser() -> cli.Parser:
 def measure(options: SnoopOptions, out: cli.Output) -> int:
     """Attach the programs, trace the processes, and print. Return the exit status."""
     from gpubpf.calls import api, kfd, snoop
-    from gpubpf.calls.hip_devices import HipDevices
     from gpubpf.calls.kernel_times import kernel_times_of_command
     from gpubpf.calls.report import VendorInterfaces
     from gpubpf.calls.traced_processes import check_privileges
+    from gpubpf.gpus.hip_devices import HipDevices
     from gpubpf.traced import amd_device
 
     check_privileges(options.shared.targets)

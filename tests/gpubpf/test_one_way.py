@@ -26,7 +26,7 @@ OWN_SOCKETS = {
 # Files that no process has: the tool's pipes, its terminal, the kernel's files.
 OWN_FILES = {
     *("attach/holding.py", "traced/command.py", "traced/server.py", "show/progress.py"),
-    *("calls/kfd.py", "process/proc.py", "top/devices.py"),
+    *("calls/kfd.py", "process/proc.py", "gpus/devices.py"),
 }
 MEMORY = ("/mem", "process_vm_readv", "process_vm_writev")
 LOOKS = {"mappings", "mapping_at", "mapped_at"}

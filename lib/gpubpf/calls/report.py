@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpubpf.calls import delay_text, hip_devices, statistics_text, summary_text
+from gpubpf.calls import delay_text, statistics_text, summary_text
 from gpubpf.calls.attached_processes import AttachedProcesses
 from gpubpf.calls.call_fields import FUNCTION
 from gpubpf.calls.call_output import CallOutput, SlowCalls
@@ -24,6 +24,7 @@ from gpubpf.calls.kernel_times import with_gpu_times
 from gpubpf.calls.selection import KernelSelection, LaunchSelection
 from gpubpf.calls.statistics import CallStatistics, by_function, by_kernel, merge_sums, sums_of_events
 from gpubpf.calls.timeline import PendingTimeline, TraceFile
+from gpubpf.gpus import hip_devices
 from gpubpf.record import Record, replace
 from gpubpf.show import cli
 from gpubpf.show.owner_columns import OwnerColumns
@@ -31,13 +32,13 @@ from gpubpf.show.owner_columns import OwnerColumns
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api
     from gpubpf.calls.delay_probes import DelayProbes
-    from gpubpf.calls.hip_devices import HipDevices
     from gpubpf.calls.kernel_names import KernelNames
     from gpubpf.calls.kernel_times import KernelTimes
     from gpubpf.calls.kfd import DriverEvents
     from gpubpf.calls.probes import CallProbes
     from gpubpf.calls.snoop_options import SnoopOptions
     from gpubpf.calls.traced_processes import TracedProcesses
+    from gpubpf.gpus.hip_devices import HipDevices
 
 TICK = 0.1  # seconds between two readings of the programs' records
 # Seconds: how often and for how long to look for the first call, as the process may be short.

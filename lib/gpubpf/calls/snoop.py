@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from gpubpf.calls import command_libraries
 from gpubpf.calls.delay_probes import DelayProbes
-from gpubpf.calls.hip_devices import TIMEOUT
 from gpubpf.calls.kernel_names import KernelNames
 from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.calls.report import CallReport, ReportInputs, VendorInterfaces, without_views_that_csv_lacks
 from gpubpf.calls.traced_processes import TracedProcesses
+from gpubpf.gpus.hip_devices import TIMEOUT
 from gpubpf.process import users
 from gpubpf.show import cli
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import hipsim.launcher
 from gpubpf import embedded
-from gpubpf.calls.hip_devices import HipDevices
 from gpubpf.check.finding import LIMITED, MISSING, UNKNOWN, Finding, of_error, ok
 from gpubpf.check.machine import Machine
 from gpubpf.check.nvidia import pci_devices
 from gpubpf.errors import Error
+from gpubpf.gpus.hip_devices import HipDevices
 from gpubpf.linux.libraries import LibraryNames, files
 from gpubpf.traced import amd_device
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubpf import names
+from gpubpf.gpus import devices
 from gpubpf.launches import latency_text
 from gpubpf.show import summary_text, table
 from gpubpf.show.owner_columns import OwnerColumns
-from gpubpf.top import devices
 from gpubpf.top.records import DEVICE, GPU, GRAPHS, PROCESS, kernel_name
 from gpubpf.top.usage import GRAPH, GpuUse, Interval, KernelUse, Use
 

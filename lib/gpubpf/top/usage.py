@@ -28,9 +28,9 @@ from gpubpf.records.launch_shape import wave_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gpubpf.gpus.devices import GpuDevice
     from gpubpf.launches.latency import LaunchView
     from gpubpf.launches.launches import LoggedProcess
-    from gpubpf.top.devices import GpuDevice
 
     Integers: TypeAlias = NDArray[np.int64]
 

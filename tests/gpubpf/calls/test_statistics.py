@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gpubpf.calls import arrays
-from gpubpf.calls.hip_devices import HipDevices
 from gpubpf.calls.statistics import merge_sums, sums_of_events
+from gpubpf.gpus.hip_devices import HipDevices
 
 EVENT = np.dtype(
     [

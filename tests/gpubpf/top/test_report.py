@@ -8,10 +8,10 @@ import random
 from pathlib import Path
 
 from gpubpf.agent.definitions import Vendor
+from gpubpf.gpus.devices import GpuDevice
 from gpubpf.show.fields import Fields
 from gpubpf.show.output import Output
 from gpubpf.show.result_writer import ResultWriter
-from gpubpf.top.devices import GpuDevice
 from gpubpf.top.records import GPU, PROCESS
 from gpubpf.top.report import SORTS, Report
 from gpubpf.top.usage import GRAPH, GpuUse, Interval, KernelUse, Use

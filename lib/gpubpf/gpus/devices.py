@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from gpubpf.agent.definitions import Vendor
-from gpubpf.calls.hip_devices import HipDevices
 from gpubpf.errors import how_to_install
+from gpubpf.gpus.hip_devices import HipDevices
 from gpubpf.process import children
 from gpubpf.record import Record, field, replace
 from gpubpf.show import table
 
-_READER = "from gpubpf.top import nvml_reader; nvml_reader.main()"
+_READER = "from gpubpf.gpus import nvml_reader; nvml_reader.main()"
 NVIDIA_FILES = (
     Path("/dev/nvidiactl"),
     Path("/dev/dxg"),

@@ -1,19 +1,17 @@
-"""What gputop reads of drivers: each value, or the reason why it is not known."""
+"""What is read of drivers: each value, or the reason why it is not known."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpubpf.agent.definitions import Vendor
-from gpubpf.top import devices
-from gpubpf.top.devices import Devices, GpuDevice
+from gpubpf.gpus import devices
+from gpubpf.gpus.devices import Devices, GpuDevice
 from gpubpf.top.records import DEVICE
+from gpubpf_gpus import amd_cards, build_nvml, use_no_nvml, use_nvml
 from gpubpf_schema import problems
 
 GIB = 1 << 30
@@ -21,27 +19,17 @@ GIB = 1 << 30
 
 @pytest.fixture
 def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for NVML's library, with known answers (nvml_stand_in.c)."""
-    pytest.importorskip("cuda.bindings.nvml", reason="no cuda-bindings here; script/setup --dev installs it")
-    if shutil.which("gcc") is None:
-        pytest.skip("needs gcc")
-    library = tmp_path / "libnvidia-ml.so.1"
-    source = Path(__file__).with_name("nvml_stand_in.c")
-    subprocess.run(
-        ["gcc", "-Wall", "-Wextra", "-Wno-unused-parameter", "-shared", "-fPIC", "-o", library, source],
-        check=True,
-    )
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    monkeypatch.setattr(devices, "START_WAIT", 60.0)
-    monkeypatch.setattr(devices, "ANSWER_WAIT", 60.0)
+    """A stand-in for NVML's library."""
+    library = build_nvml(tmp_path)
+    use_nvml(monkeypatch, tmp_path)
     return library
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No NVML."""
-    monkeypatch.setattr(devices, "NVIDIA_FILES", ())
-    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """/sys/class/drm with an AMD GPU, and no NVML."""
+    use_no_nvml(monkeypatch)
+    return amd_cards(tmp_path)
 
 
 def read(cards: Path = Path("/nonexistent")) -> tuple[list[GpuDevice], list[str]]:
@@ -77,10 +65,7 @@ def test_nvml_through_cuda_python(nvml: Path) -> None:
 
 def test_a_library_without_some_functions(nvml: Path) -> None:
     """An older driver: each value that is there is read."""
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-DOLD", "-o", nvml, Path(__file__).with_name("nvml_stand_in.c")],
-        check=True,
-    )
+    build_nvml(nvml.parent, "-DOLD")
     (first, _), unknown = read()
     assert (first.utilization, first.temperature_c) == (0.95, None)
     assert "NVML 0: temperature unknown: function nvmlDeviceGetTemperatureV is not found" in unknown
@@ -131,36 +116,6 @@ def test_an_answer_that_comes_late_counts(nvml: Path, monkeypatch: pytest.Monkey
         assert found[0].index == 5
 
 
-CARD = {  # as the kernel's amdgpu driver lays it out
-    "vendor": "0x1002\n",
-    "product_name": "AMD Instinct MI210\n",
-    "gpu_busy_percent": "37\n",
-    "mem_info_vram_used": "11763712\n",
-    "mem_info_vram_total": "68702699520\n",
-    "hwmon/hwmon3/freq1_input": "1700000000\n",
-    "hwmon/hwmon3/power1_average": "96000000\n",
-    "hwmon/hwmon3/temp1_input": "45000\n",
-}
-
-
-@pytest.fixture
-def cards(tmp_path: Path, alone: None) -> Iterator[Path]:
-    """/sys/class/drm with an AMD GPU, its connectors, and a GPU of another vendor."""
-    place = tmp_path / "devices/pci0000:80/0000:83:00.0"
-    for name, text in CARD.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(text)
-    other = tmp_path / "devices/0000:03:00.0"
-    other.mkdir()
-    (other / "vendor").write_text("0x1a03\n")
-    drm = tmp_path / "drm"
-    for name, target in (("card0", other), ("card1", place), ("card1-DP-1", place)):
-        (drm / name).mkdir(parents=True)
-        (drm / name / "device").symlink_to(target)
-    (drm / "version").write_text("drm\n")
-    yield drm
-
-
 def test_amd_from_sysfs(cards: Path) -> None:
     (one,), unknown = read(cards)
     assert one == GpuDevice(
@@ -200,5 +155,6 @@ def test_the_name_of_a_single_amd_gpu_is_hips(cards: Path, monkeypatch: pytest.M
     assert (one.name, unknown, closed) == ("AMD Radeon VII", [], [True])
 
 
-def test_a_machine_without_gpus(alone: None) -> None:
+def test_a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_no_nvml(monkeypatch)
     assert read() == ([], [])

@@ -1,0 +1,1 @@
+"""The GPUs of this machine: what their drivers report of them."""
