@@ -156,9 +156,10 @@ def metrics() -> set[str]:
     """The names of all metrics, as Prometheus has them."""
     pytest.importorskip("prometheus_client")
     pytest.importorskip("numpy")
+    from gpubpf.exporter.gpus import Gpus
     from gpubpf.exporter.watch import Watch
 
-    families = Watch(10, 1.0).latest()
+    families = [*Watch(10, 1.0).latest(), *Gpus(1.0, 10, print).latest()]
     return {family.name + "_total" * (family.kind == "counter") for family in families} | LATER
 
 

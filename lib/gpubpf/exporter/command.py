@@ -13,7 +13,7 @@ from gpubpf.show import cli
 from gpubpf.show.option_values import parse_percent, parse_pids
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from gpubpf.exporter.metrics import Family
     from gpubpf.exporter.otlp import Push
@@ -40,6 +40,7 @@ TOOL = "gpubpf exporter"
 LISTEN = "127.0.0.1:9696"
 BUDGET = 1.0  # per cent
 LEAST_PUSH = 1.0  # seconds between pushes
+LEAST_GPUS = 1.0  # seconds between readings of the GPUs' drivers
 LOOK = 0.5  # seconds between looks for new processes
 
 
@@ -146,19 +147,25 @@ def run(args: argparse.Namespace, made: cli.Parser) -> int:
     budget = BUDGET if args.budget is None and args.sample is None else args.budget
     options = cli.Options.of(args)
     options = replace(options, kernels=replace(options.kernels, budget=budget))
+    from gpubpf.exporter.gpus import Gpus
     from gpubpf.exporter.prometheus import Server
     from gpubpf.exporter.watch import Watch
 
-    watch = Watch(args.top, budget)
-    push = _push(args, watch)
+    watch, gpus = Watch(args.top, budget), Gpus(max(LEAST_GPUS, args.every), args.top, _note)
+
+    def measured() -> Iterator[Family]:
+        yield from watch.latest()
+        yield from gpus.latest()
+
+    push = _push(args, measured)
 
     def families() -> Iterator[Family]:
-        yield from watch.latest()
+        yield from measured()
         if push is not None:
             yield from push.families()
 
     address, port = args.listen
-    with Server(address, port, families) as server:
+    with Server(address, port, families) as server, gpus:
         try:
             return _measure(options, args.every, watch, push, server.url)
         finally:
@@ -166,15 +173,16 @@ def run(args: argparse.Namespace, made: cli.Parser) -> int:
                 push.close()
 
 
-def _push(args: argparse.Namespace, watch: Watch) -> Push | None:
+def _note(text: str) -> None:
+    cli.note(TOOL, text)
+
+
+def _push(args: argparse.Namespace, families: Callable[[], Iterable[Family]]) -> Push | None:
     if not args.otlp:
         return None
     from gpubpf.exporter.otlp import Push
 
-    def note(text: str) -> None:
-        cli.note(TOOL, text)
-
-    return Push(args.otlp, max(LEAST_PUSH, args.every), watch.latest, note)
+    return Push(args.otlp, max(LEAST_PUSH, args.every), families, _note)
 
 
 def _measure(options: cli.Options, every: float, watch: Watch, push: Push | None, url: str) -> int:
@@ -188,7 +196,7 @@ def _measure(options: cli.Options, every: float, watch: Watch, push: Push | None
     b.attach_gpu_exit(kernel=options.kernels.wanted, fn_name="on_exit")
     b["every_lane"].set(int(tracing.device_of(options).kind == "sim").to_bytes(8, "little"))
     with b.trace(options) as session:
-        cli.note(TOOL, f"serving {url}")
+        _note(f"serving {url}")
         if push is not None:
             push.start()
         _Loop(session, watch, every, options.kernels.budget).run()

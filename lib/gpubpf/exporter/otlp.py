@@ -104,7 +104,7 @@ class Push:
 
     def _data(self) -> MetricsData:
         now = time.time_ns()
-        metrics = [_metric(family, self._started, now) for family in self._get()]
+        metrics = [_metric(family, self._started, now) for family in self._get() if family.samples]
         scope = ScopeMetrics(InstrumentationScope("gpubpf", __version__), metrics, "")
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])
 

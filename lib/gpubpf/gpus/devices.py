@@ -106,9 +106,7 @@ class Nvml:
         self._wait = START_WAIT  # for the next answer
 
     def read(self) -> list[GpuDevice]:
-        """Return what NVML says of each GPU now; [] if it says nothing in time."""
-        if self.why and not self._pending:
-            return []
+        """Return what NVML says of each GPU now; [] if it says nothing in time, or reports an error, which may pass."""
         if not self._pending or self._wait == START_WAIT:
             self._ask()
         found: list[GpuDevice] = []
@@ -224,10 +222,15 @@ class Devices:
                 one = replace(one, name=self._name, unknown=rest)
             yield one
 
+    @property
+    def nvml_why(self) -> str:
+        """Why NVML reported nothing in the last reading; "" if it reported something, or if there is no NVML."""
+        return self._nvml.why if self._nvml else ""
+
     def unknown(self, found: Sequence[GpuDevice]) -> Iterator[str]:
         """Yield a sentence about each GPU with values that are not known, and about NVML if it says nothing."""
-        if self._nvml and self._nvml.why:
-            yield f"values of NVIDIA's driver are unknown: {self._nvml.why}"
+        if self.nvml_why:
+            yield f"values of NVIDIA's driver are unknown: {self.nvml_why}"
         for one in found:
             by_reason: dict[str, list[str]] = {}
             for name, why in one.unknown.items():

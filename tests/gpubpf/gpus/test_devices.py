@@ -101,6 +101,17 @@ def test_a_driver_that_does_not_answer_keeps_nobody_waiting(
         assert all_.read() == []
 
 
+def test_an_error_of_the_driver_may_pass(nvml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ('{"devices": []}', '{"error": "GPU is lost"}', '{"devices": [{"index": 5}]}')
+    text = "import sys\n" + "".join(
+        f"print({answer!r}, flush=True); sys.stdin.readline()\n" for answer in answers
+    )
+    monkeypatch.setattr(devices, "_READER", text)
+    with Devices(Path("/nonexistent")) as all_:
+        assert all_.read() == [] and all_.nvml_why == "GPU is lost"
+        assert [one.index for one in all_.read()] == [5] and all_.nvml_why == ""
+
+
 def test_an_answer_that_comes_late_counts(nvml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "import sys; print('{\"devices\": []}', flush=True); sys.stdin.readline(); "
     text += (
