@@ -189,13 +189,14 @@ def _measure(options: cli.Options, every: float, watch: Watch, push: Push | None
     from gpubpf.exporter.gpu_time import PROGRAM
     from gpubpf.program import BPF
     from gpubpf.session import tracing
+    from gpubpf.traced.measurement import Follow
 
     b = BPF(text=PROGRAM)
     b.limit(options.kernels)
     b.attach_gpu_entry(kernel=options.kernels.wanted, fn_name="on_entry")
     b.attach_gpu_exit(kernel=options.kernels.wanted, fn_name="on_exit")
     b["every_lane"].set(int(tracing.device_of(options).kind == "sim").to_bytes(8, "little"))
-    with b.trace(options) as session:
+    with b.trace(options, follow=Follow(registers=False)) as session:
         _note(f"serving {url}")
         if push is not None:
             push.start()

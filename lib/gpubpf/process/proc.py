@@ -17,6 +17,7 @@ import errno
 import fcntl
 import itertools
 import os
+import re
 import select
 import struct
 import sys
@@ -28,6 +29,7 @@ from gpubpf.kernel import libc
 from gpubpf.process import limits
 
 _PIECE = 1 << 16  # bytes
+_USER = re.compile(rb"^Uid:\t(\d+)", re.MULTILINE)  # in a status file
 
 # PROCMAP_QUERY, include/uapi/linux/fs.h
 _QUERY = struct.Struct("=QQQQQQQQQIIIIQQ")
@@ -149,6 +151,13 @@ def status(pid: int, tid: int | None = None) -> dict[str, str]:
     """Return the fields of a process's or a thread's status file. The kernel escapes the name in it. Raises OSError."""
     found = text(pid, "status" if tid is None else f"task/{tid}/status")
     return {name: rest.strip() for name, _, rest in (line.partition(":") for line in found.split("\n"))}
+
+
+def user(pid: int) -> int:
+    """Return the real user ID of a process. Raises OSError, and LookupError if the process ends meanwhile."""
+    if (found := _USER.search(read(pid, "status"))) is None:
+        raise LookupError
+    return int(found[1])
 
 
 def is_64_bit(pid: int) -> bool:

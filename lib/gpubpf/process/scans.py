@@ -30,7 +30,7 @@ def user_of(pid: int) -> int:
     """
     # The owner of /proc/PID is root if the process is not dumpable.
     try:
-        uid = int(proc.status(pid)["Uid"].split()[0])
+        uid = proc.user(pid)
         return proc.owner_of_namespace(pid) or responsible(uid)
     except OSError as error:
         if out_of_files(error):

@@ -78,7 +78,7 @@ MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = 0.25, 60.0  # between scans of one proces
 
 JOINS, JOINS_OF_USER = 8, 6  # concurrent attaches: to all processes, and to those of one user
 _DRIVER = libraries.LibraryNames("libcuda.so", "libhsa-runtime64.so")
-_DRIVER_FILES = b"/libcuda.so", b"/libhsa-runtime64.so"  # how their names begin
+_DRIVER_FILE = re.compile(rb"/lib(?:cuda|hsa-runtime64)\.so")  # faster than _MAPPED, which few lines match
 _MAPPED = re.compile(
     rb"([0-9a-f]+)-([0-9a-f]+) \S+ [0-9a-f]+ (\S+) (\d+) +/.*/lib(?:cuda|hsa-runtime64)\.so[^/]*$"
 )
@@ -100,6 +100,11 @@ class _Schedule(MutableRecord):
 
     def scanned(self, now: float) -> None:
         self.pause = min(2 * self.pause, MAX_SCAN_INTERVAL)
+        self.due = now + self.pause
+
+    def found(self, now: float) -> None:
+        """Scan the process rarely: its driver was found, so it is unlikely to map another one soon."""
+        self.pause = MAX_SCAN_INTERVAL
         self.due = now + self.pause
 
 
@@ -409,6 +414,8 @@ class MachineWatcher:
                 or file in untried
                 or (everything and (new is None or file in new))
             ]
+            if any(_NO_DRIVER < self._probed_files.get(file, _NO_DRIVER) < _NO_PROBE for file in files):
+                schedule.found(now)
             started = traceable.started(pid) if probed else 0.0
             if probed and not lost and self._unused.get(pid) == started:
                 continue
@@ -594,7 +601,7 @@ def _drivers(pid: int) -> dict[FileId, str]:
     found: dict[FileId, str] = {}
     try:
         for line in proc.lines(pid, "maps"):
-            if any(name in line for name in _DRIVER_FILES) and (m := _MAPPED.match(line)):
+            if _DRIVER_FILE.search(line) and (m := _MAPPED.match(line)):
                 place = target_files.mapped_path(pid, int(m[1], 16), int(m[2], 16))
                 found.setdefault((m[3], int(m[4])), place)
     except proc.TooLarge:

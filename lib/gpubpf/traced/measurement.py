@@ -86,6 +86,7 @@ class Follow(Record):
     ring_in_gpu: keep rings in GPU memory instead of host memory.
     per_thread: for each ring, the most records that one thread writes into it.
     only_shared: all results are in shared arrays, which outlive the context; other maps are the programs' own state.
+    registers: count the registers of copies, for the summary.
     """
 
     log_records: int = 0
@@ -103,6 +104,7 @@ class Follow(Record):
     ring_in_gpu: bool = False
     per_thread: Mapping[str, int] = field(default_factory=dict)
     only_shared: bool = False
+    registers: bool = True
 
     def instruments_graphs(self, driver: int) -> bool:
         """Return whether kernels in graphs are instrumented with a driver of this CUDA version (13); 0 if unknown."""

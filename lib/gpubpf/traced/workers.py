@@ -147,9 +147,10 @@ class DaemonThreadPool:
                 self._leave(owner)
                 self._replaced += 1
                 self._unstarted += 1
-            for _ in range(len(self._work)):
-                self._start_thread()
-            self._changed.notify_all()
+            if stuck:
+                for _ in range(len(self._work)):
+                    self._start_thread()
+                self._changed.notify_all()
         return bool(stuck)
 
     def _start_thread(self) -> None:
@@ -541,7 +542,7 @@ class BackgroundWork:
                 self._prepare(process, module.request, ())
             if sent is not None:
                 os.close(sent)
-        if sidecar is not None and sidecar.kernels:
+        if sidecar is not None and sidecar.kernels and self._measurement.follow.registers:
             process.registers.add(
                 [kernel.name for kernel in sidecar.kernels],
                 lambda kernels: self._register_threads.submit(

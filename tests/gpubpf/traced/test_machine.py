@@ -538,6 +538,19 @@ def test_who_started_after_the_probe_is_left_to_it(built: Path) -> None:
     assert joined.held == [process.pid] and not joined.ran and not joined.missed
 
 
+def test_a_process_whose_driver_has_a_probe_is_seldom_scanned_again(built: Path) -> None:
+    """Others are scanned after twice as long each time: many seconds pass until that takes as long."""
+    with watching(Joined(built)) as watched:
+        process = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        other = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+        assert process.stdout is not None and process.stdout.readline()
+        eventually(lambda: {process.pid, other.pid} <= watched._next_scan.keys())
+        eventually(lambda: watched._next_scan[process.pid].pause == machine.MAX_SCAN_INTERVAL, 15)
+        assert watched._next_scan[other.pid].pause < machine.MAX_SCAN_INTERVAL
+        for one in (process, other):
+            one.communicate(b"\n", timeout=60)
+
+
 @pytest.mark.may_come_too_late
 def test_a_driver_whose_mapping_changes_is_tried_again(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

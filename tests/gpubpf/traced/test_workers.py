@@ -18,12 +18,13 @@ import pytest
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import Vendor
 from gpubpf.images import assemble
-from gpubpf.images.sidecar import Sidecar
+from gpubpf.images.sidecar import Sidecar, SidecarKernel
+from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.process import limits
 from gpubpf.process.target_socket import TargetSocket
 from gpubpf.traced import workers
 from gpubpf.traced.device import Device
-from gpubpf.traced.measurement import Measurement, Plan, Targets
+from gpubpf.traced.measurement import Follow, Measurement, Plan, Targets
 from gpubpf.traced.traced_process import TracedProcess
 
 
@@ -120,6 +121,30 @@ def test_modules_of_a_user_beyond_the_limit_are_not_instrumented(monkeypatch: py
     assert notes == [
         "pid 7 (app): a module is not instrumented: the kernels and sites in modules of its user exceed 1 MiB"
     ]
+    background.close()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_registers_are_counted_if_the_summary_needs_them(wanted: bool) -> None:
+    counted: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+
+    def registers(sidecar: Sidecar, target: object, kernels: Any) -> dict[str, Any]:
+        counted.put(tuple(kernels))
+        return {}
+
+    made = Sidecar(b"copy", (SidecarKernel("scale", (), 0, LaunchBlock(16)),), entries=("scale",))
+    measurement = Measurement(Targets(), Plan(Device("sim"), follow=Follow(registers=wanted)), print)
+    builder = workers.SidecarBuilder(lambda data, target: made, registers)
+    background = workers.BackgroundWork(measurement, builder, lambda name, data: None, lambda: None)
+    process = TracedProcess(TargetSocket(socket.socket()), 7, 1, 0, comm="app", pending_images=1)
+    image = protocol.Image(request=5, compute_capability=90, gpu=0, size=0)
+    background.make_sidecar(process, image, os.open("/dev/null", os.O_RDONLY))
+    until = time.monotonic() + 60
+    while process.pending_images or background.sidecar_threads._working:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.registers.of(["scale"], until)
+    assert counted.empty() is not wanted
     background.close()
 
 
