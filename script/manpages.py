@@ -74,7 +74,7 @@ def write(directory: Path) -> None:
 
 
 def fields() -> dict[str, str]:
-    """Return the fragments about records by file name: of each tool, those that not every tool writes."""
+    """Return the fragments about records by file name: of each tool, those that not every tool writes; and of gpubpf diff."""
     sys.path.insert(0, str(MAN.parent / "lib"))
     made = {}
     for tool in sorted(path.stem for path in (MAN.parent / "tools").glob("*.py")):
@@ -84,6 +84,9 @@ def fields() -> dict[str, str]:
         made[f"fields-{tool}.roff"] = "".join(f"{line}\n" for one in own for line in record(one, known))
         if tables := [one for one in own if one.csv]:
             made[f"csv-{tool}.roff"] = "".join(f"{line}\n" for line in _tables(tables))
+    known = set()
+    records = importlib.import_module("gpubpf.query.difference_records").RECORDS
+    made["fields-diff.roff"] = "".join(f"{line}\n" for one in records for line in record(one, known))
     return made
 
 

@@ -4,8 +4,9 @@
     script/promises.py           print what docs/promises.json names and the tools no longer have (exit status 1), and what is new
     script/promises.py --write   add what is new to docs/promises.json; nothing is ever removed
 
-Options are those of the commands' parsers. Fields and statuses are those of real runs on the embedded devices, with the programs of
-examples/. What cannot run here, without root, hipcc or clang, is neither missing nor new.
+Options are those of the commands' parsers, and the fields of gpubpf diff those that it declares. Other fields, and statuses, are those
+of real runs on the embedded devices, with the programs of examples/. What cannot run here, without root, hipcc or clang, is neither
+missing nor new.
 """
 
 from __future__ import annotations
@@ -181,12 +182,15 @@ def records(command: str) -> dict[str, set[str]]:
 def now() -> dict[str, set[str]]:
     """Return what the tools have: the options of each command, the fields of each record, the names of checks, and the statuses."""
     from gpubpf.check import table
+    from gpubpf.query import difference_records
 
     found = {f"{name}: options": set(options(parser)) for name, parser in parsers().items()}
     found["gpubpf: checks"] = {check.name for check in table.CHECKS}
     for command in filter(possible, (*RUNS, *ROOT_RUNS)):
         for kind, names in records(command).items():
             found.setdefault(f"{label(command)}: {kind} record", set()).update(names)
+    for declared in difference_records.RECORDS:
+        found[f"gpubpf diff: {declared.name} record"] = set(declared.schema["properties"])
     found["exit statuses"] = {f"{command}: {run(command).returncode}" for command in STATUSES}
     return found
 

@@ -108,19 +108,18 @@ def _write_records(
     one_sided: list[dict[str, Any]],
     conditions: Mapping[str, list[dict[str, Any]]],
 ) -> None:
+    from gpubpf.query.difference_records import CONDITION, DIFFERENCE, NOT_COMPARED, SUMMARY, VERDICTS
+
     out.records(
-        {"type": "difference"} | {name: value for name, value in one.items() if name != "by_runs"}
+        DIFFERENCE.record(**{name: value for name, value in one.items() if name != "by_runs"})
         for one in differences
     )
-    out.records({"type": "not_compared"} | one for one in one_sided)
+    out.records(NOT_COMPARED.record(**one) for one in one_sided)
     for side, facts in conditions.items():
-        out.records({"type": "condition", "side": side} | fact for fact in facts)
-    verdicts = [one["verdict"] for one in differences]
-    out.record(
-        type="summary",
-        **{name: verdicts.count(name) for name in ("worse", "better", "same", "unknown")},
-        not_compared=len(one_sided),
-    )
+        out.records(CONDITION.record(side=side, **fact) for fact in facts)
+    found = [one["verdict"] for one in differences]
+    counts = {name: found.count(name) for name in VERDICTS}
+    out.records([SUMMARY.record(**counts, not_compared=len(one_sided))])
 
 
 def _lines(

@@ -12,9 +12,9 @@ import pytest
 
 import gpubpf.__main__
 from gpubpf.errors import Error
-from gpubpf.query import difference, views
+from gpubpf.query import difference, difference_records, views
 from gpubpf_kept import TIMES, keep, some
-from gpubpf_schema import declared
+from gpubpf_schema import declared, problems
 from test_contract import TOOLS
 
 pytest.importorskip("duckdb")
@@ -75,6 +75,15 @@ def diff(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
     capsys.readouterr()
     status = gpubpf.__main__.main(["diff", *map(str, words)])
     return status, capsys.readouterr().out
+
+
+def records_of(capsys: pytest.CaptureFixture[str], *words: object) -> list[dict[str, Any]]:
+    """Return the records of --json. Each is as difference_records.py declares it."""
+    schemas = {one.name: one.schema for one in difference_records.RECORDS}
+    records = [json.loads(text) for text in diff(capsys, "--json", *words)[1].splitlines()]
+    for one in records:
+        assert not list(problems(schemas[one["type"]], one)), one
+    return records
 
 
 @pytest.mark.every(4)
@@ -146,9 +155,8 @@ def test_counts_are_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert compared(tmp_path / "a", tmp_path / "c")[line] == "same"
     assert compared(tmp_path / "a", tmp_path / "c", 0)[line] == "worse"
     assert compared(tmp_path / "a", tmp_path / "b")["step", "step.cu:7", "global loads per launch"] == "same"
-    status, said = diff(capsys, "--json", "--fail-above", "1", tmp_path / "a", tmp_path / "b")
-    records = [json.loads(text) for text in said.splitlines()]
-    assert status == 1
+    assert diff(capsys, "--json", "--fail-above", "1", tmp_path / "a", tmp_path / "b")[0] == 1
+    records = records_of(capsys, tmp_path / "a", tmp_path / "b")
     [found] = [one for one in records if one.get("measure") == line[2]]
     assert found | {"type": "difference", "a": 4.0, "b": 4.08, "noise": 0, "runs_a": 1, "unit": ""} == found
     assert round(found["change"], 9) == 0.02
@@ -391,6 +399,10 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path, capsys: pytest.CaptureF
         "times say nothing about a GPU",
     ):
         assert part in text, part
+    records = records_of(capsys, tmp_path / "a", tmp_path / "b")
+    assert {one["type"] for one in records} == {one.name for one in difference_records.RECORDS}
+    assert {one["side"] for one in records if one["type"] == "not_compared"} == {"a", "b"}
+    assert sum(one["missing"] for one in records if one["type"] == "condition") == 2
 
 
 def test_every_statement_works(tmp_path: Path) -> None:
