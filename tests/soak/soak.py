@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import accounts
+import churn
 import hostile
 from accounts import CALLS, EXITS, LAUNCHES, Account, Defect, demand
 
@@ -572,6 +573,12 @@ def main() -> int:
         action="store_true",
         help="instead, measure every process while a hostile user does what it can (hostile.py); requires root",
     )
+    parser.add_argument(
+        "--exporter",
+        type=float,
+        metavar="S",
+        help="instead, let a program come and go every S seconds under gpubpf exporter (churn.py); requires root",
+    )
     parser.add_argument("--verbose", action="store_true", help="print the account of each cycle")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the results to FILE, as JSON")
     args = parser.parse_args()
@@ -582,6 +589,8 @@ def main() -> int:
     faults: collections.Counter[str] = collections.Counter()
     explained: collections.Counter[str] = collections.Counter()
     slowest: list[tuple[float, str]] = []
+    if args.exporter:
+        return churn.main(args.minutes, args.exporter, args.report)
     if args.hostile:
         return hostile.run(args.minutes, build, args.report)
     with tempfile.TemporaryDirectory() as directory:
