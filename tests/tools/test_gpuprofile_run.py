@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ import pytest
 
 import gpubpf_cuda
 import gpubpf_examples
+import gpubpf_tools
 from gpubpf_profiles import boxes_of, samples_of
 
 pytestmark = gpubpf_cuda.needs_cuda
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
 SOURCE = r"""
 #include <cuda.h>
 #include <cstdio>
@@ -93,18 +92,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return gpubpf_cuda.build(SOURCE, place / "profiled", "-O2", "-Xcompiler", "-fomit-frame-pointer")
 
 
-def run(
-    *arguments: str | Path, tool: str = "gpuprofile", status: int = 0
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, TOOLS / f"{tool}.py", "--device", "sim", "--clock", "virtual", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == status, done.stderr
-    return done
-
-
-def records(place: Path, *arguments: str | Path, tool: str = "gpuprofile") -> list[dict[str, Any]]:
-    run("--json", "-o", place / "out", *arguments, tool=tool)
-    return [json.loads(line) for line in (place / "out").read_text().splitlines()]
+VIRTUAL = ("--clock", "virtual")
+run = partial(gpubpf_tools.run, "gpuprofile", options=VIRTUAL)
+records = partial(gpubpf_tools.records, "gpuprofile", options=VIRTUAL)
 
 
 def own(program: Path, record: dict[str, Any]) -> str:
@@ -131,7 +121,9 @@ def test_time_and_launches_by_stack(program: Path, tmp_path: Path) -> None:
     # The launches, one by one, have the same times in all.
     each = [
         one
-        for one in records(tmp_path, "-v", "--graphs", "--", program, tool="launchlate")
+        for one in gpubpf_tools.records(
+            "launchlate", tmp_path, "-v", "--graphs", "--", program, options=VIRTUAL
+        )
         if one["type"] == "launch"
     ]
     sums: Counter[str] = Counter()

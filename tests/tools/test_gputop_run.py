@@ -12,15 +12,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gpubpf_cuda
+import gpubpf_tools
+from gpubpf_gpus import build_nvml
+from gpubpf_tools import TOOLS
 
 pytestmark = gpubpf_cuda.needs_cuda
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
 WAIT_FOR = r"""
 #include <cuda_runtime.h>
 #include <unistd.h>
@@ -123,18 +126,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(SOURCE, tmp_path_factory, "busy")
 
 
-def run(
-    *arguments: str | Path, tool: str = "gputop", status: int = 0, **more: Any
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, TOOLS / f"{tool}.py", "--device", "sim", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **more)
-    assert done.returncode == status, done.stderr
-    return done
-
-
-def records(place: Path, *arguments: str | Path, tool: str = "gputop", **more: Any) -> list[dict[str, Any]]:
-    run("--json", "-o", place / "out", *arguments, tool=tool, **more)
-    return [json.loads(line) for line in (place / "out").read_text().splitlines()]
+run, records = partial(gpubpf_tools.run, "gputop"), partial(gpubpf_tools.records, "gputop")
 
 
 def of_type(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -163,7 +155,7 @@ def test_known_answers_on_the_virtual_clock(program: Path, tmp_path: Path) -> No
     # The first two kernels overlap, but for the 1,000 ns of a launch call.
     assert 11_000 + 3_000 + 4_000 <= one["busy_ns"] < 18_100
     # launchlate has the same launches, one by one.
-    each = of_type(records(tmp_path, "-v", "--", program, tool="launchlate"), "launch")
+    each = of_type(gpubpf_tools.records("launchlate", tmp_path, "-v", "--", program), "launch")
     assert one["busy_ns"] == union([(launch["start_ns"], launch["end_ns"]) for launch in each])
     assert sum(ns for _, ns in kernels.values()) == sum(launch["exec_ns"] for launch in each)
     assert one["gpu_share"] == pytest.approx(one["busy_ns"] / one["interval_ns"])
@@ -460,10 +452,8 @@ def test_what_is_missing_is_told(tmp_path: Path, tmp_path_factory: pytest.TempPa
 
 
 def test_what_drivers_say_of_their_gpus(program: Path, tmp_path: Path) -> None:
-    """With a stand-in for NVML; tests/gpubpf/top/test_devices.py has the values."""
-    pytest.importorskip("cuda.bindings.nvml", reason="no cuda-bindings here; script/setup --dev installs it")
-    source = Path(__file__).parents[1] / "gpubpf/top/nvml_stand_in.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
+    """With a stand-in for NVML; tests/gpubpf/gpus/test_devices.py has the values."""
+    build_nvml(tmp_path)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     found = records(tmp_path, "--", program, env=environment)
     assert [one["name"] for one in of_type(found, "device")] == ["NVIDIA Test 0", "NVIDIA Test 1"]
