@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os.path
 import sys
+import time
 
 if __package__ in (None, ""):  # run as tools/gpuprofile.py: the library is in ../lib
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "lib"))
@@ -21,6 +22,7 @@ from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpubpf.launches.profile import ProfileViews
+    from gpubpf.launches.profile_otlp import ProfilePush
     from gpubpf.session.session import Session
 
 TOOL = "gpuprofile"
@@ -32,6 +34,8 @@ EXAMPLES = """examples:
     gpuprofile --svg app.svg -- ./app            a flame graph for a browser
     gpuprofile --weight launches -- ./app        who launches most often
     gpuprofile --kernel 'gemm*' -- ./app         who uses these kernels
+    gpuprofile --otlp http://localhost:4317 -p 1234 10
+                                                 each report to OpenTelemetry, too
     gpuprofile -p 1234 10                        a running program, every 10 s
 """
 WEIGHTS = ("time", "launches")
@@ -66,6 +70,13 @@ def build_parser() -> cli.Parser:
             metavar="FILE",
             help=f"write the whole measurement to FILE {reader}",
         )
+    shown.add_argument(
+        "--otlp",
+        type=cli.parse_endpoint,
+        metavar="URL",
+        help="also push each report to the OpenTelemetry collector at URL (gRPC), such as http://localhost:4317;"
+        " its signal for profiles is an alpha version",
+    )
     cli.add_kernels(parser)
     cli.add_patches(parser)
     cli.add_host_filters(parser)
@@ -98,6 +109,7 @@ def main(argv: list[str] | None = None) -> int:
     b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
     if args.list or args.ptx:
         return b.show_kernels(options, out)
+    push = collector(args.otlp)
     from gpubpf.session import tracing
     from gpubpf.traced.measurement import Follow, Kept
 
@@ -110,12 +122,26 @@ def main(argv: list[str] | None = None) -> int:
             results.head(session.device.clock_notice)
         from gpubpf.launches.profile import ProfileViews  # NumPy would delay the first probe
 
-        measure(session, SLOTS, cli.group(ProfileViews, args), options, results)
+        measure(session, SLOTS, cli.group(ProfileViews, args), options, results, push)
     return session.status
 
 
+def collector(url: str | None) -> ProfilePush | None:
+    """Return the connection to an OpenTelemetry collector. Raises ImportError without the Python packages."""
+    if not url:
+        return None
+    from gpubpf.launches.profile_otlp import ProfilePush
+
+    return ProfilePush(url)
+
+
 def measure(
-    session: Session, slots: int, views: ProfileViews, options: cli.Options, results: cli.ResultWriter
+    session: Session,
+    slots: int,
+    views: ProfileViews,
+    options: cli.Options,
+    results: cli.ResultWriter,
+    push: ProfilePush | None,
 ) -> None:
     """Print profiles until the measurement ends. The imports load NumPy, which would delay the first probe."""
     from gpubpf.launches import latency, latency_text, profile, profile_files, profile_text
@@ -126,6 +152,7 @@ def measure(
     launches = Launches(slots, options.kernels.wanted, filtered=bool(options.threads.host_filters))
     current, whole, losses = profile.Profile(), profile.Profile(), LaunchLosses()
     owners = OwnerColumns(session.several)
+    began_ns = time.time_ns()
 
     def look(last: bool) -> None:
         columns = launches.columns()
@@ -161,10 +188,19 @@ def measure(
             )
         else:
             results.records(profile.STACK, rows[: views.top])
+        if push:
+            ended_ns = time.time_ns()
+            if why := push.send(rows, ended_ns, ended_ns - began_ns):
+                results.note_once(
+                    f"the OpenTelemetry collector at {views.otlp} did not take a profile: {why}"
+                )
+            began_ns = ended_ns
         whole.take(current)
         current = profile.Profile()
         if results.out.closed:
             break
+    if push:
+        push.close()
     rows = whole.rows(views.weight)
     for form, path in views.files.items():
         if path:

@@ -197,6 +197,32 @@ def test_forms_that_exclude_each_other(program: Path) -> None:
     assert "choose one" in run("--folded", "--json", "--", program, status=2).stderr
 
 
+def test_opentelemetry_gets_what_the_records_have(program: Path, tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2_grpc")
+    from gpubpf_otlp import collecting, samples
+
+    with collecting() as collector:
+        url = f"http://127.0.0.1:{collector.port}"
+        found = records(tmp_path, "--graphs", "--otlp", url, "--", program)
+    [request] = collector.requests
+    stacks = [one for one in found if one["type"] == "stack"]
+    sums = {
+        "gpu_time": sum(one["gpu_ns"] for one in stacks),
+        "launches": sum(one["launches"] for one in stacks),
+    }
+    pushed = samples(request)
+    assert len(pushed) == 2 * len(stacks) > 10
+    for kind, expected in sums.items():
+        assert sum(value for (_, of, _, _), value in pushed.items() if of == kind) == expected
+    assert {stack[-1] for _, _, _, stack in pushed} == {one["kernel"] for one in stacks}
+
+
+def test_a_collector_that_is_away_is_one_notice(program: Path) -> None:
+    pytest.importorskip("opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2_grpc")
+    done = run("--otlp", "http://127.0.0.1:1", "--", program)
+    assert done.stderr.count("did not take a profile: unavailable: ") == 1 and "wait_for" in done.stdout
+
+
 def test_a_hip_program(tmp_path: Path) -> None:
     saxpy = Path(gpubpf_examples.ROOT) / "examples/hip/saxpy"
     if not saxpy.exists():

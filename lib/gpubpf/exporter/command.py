@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpubpf.errors import SessionError
 from gpubpf.record import replace
 from gpubpf.show import cli
-from gpubpf.show.option_values import parse_percent, parse_pids
+from gpubpf.show.option_values import parse_endpoint, parse_percent, parse_pids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -117,20 +117,6 @@ def parse_address(text: str) -> tuple[str, int]:
             f"must be ADDRESS:PORT, such as {LISTEN} or [::1]:9696, not {text!r}"
         )
     return bare, int(port)
-
-
-def parse_endpoint(text: str) -> str:
-    """Parse the URL of a collector."""
-    from urllib.parse import urlsplit
-
-    try:
-        url = urlsplit(text)
-        usable = url.scheme in ("http", "https") and url.hostname and (url.port or 1)
-    except ValueError:
-        usable = False
-    if not usable:
-        raise argparse.ArgumentTypeError(f"must be a URL such as http://localhost:4317, not {text!r}")
-    return text
 
 
 def run(args: argparse.Namespace, made: cli.Parser) -> int:

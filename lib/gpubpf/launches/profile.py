@@ -140,6 +140,7 @@ class ProfileViews(Record):
     top: the number of rows to show, those with the largest weight; None: all rows.
     folded: folded stacks in place of the table.
     svg, pprof, speedscope: a file of this form; None: no such file.
+    otlp: the URL of an OpenTelemetry collector; None: nothing is pushed.
     """
 
     weight: str = "time"
@@ -148,6 +149,7 @@ class ProfileViews(Record):
     svg: str | None = None
     pprof: str | None = None
     speedscope: str | None = None
+    otlp: str | None = None
 
     @property
     def files(self) -> dict[str, str | None]:

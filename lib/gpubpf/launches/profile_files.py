@@ -32,7 +32,7 @@ def write(path: str, form: str, rows: Sequence[StackRow], by: str) -> None:
         raise Error(f"cannot write {printable(path)}: {error.strerror}; choose another file") from None
 
 
-def _frames(row: StackRow) -> Iterator[Frame]:
+def frames_of(row: StackRow) -> Iterator[Frame]:
     """Yield the frames of a row as files have them, outermost first, with the kernel last."""
     yield from row.stack.shown
     yield Frame(KERNEL.value(row), "", kind=flame_graph.KERNEL)
@@ -70,7 +70,7 @@ def speedscope(rows: Iterable[StackRow], by: str) -> bytes:
                 "weights": [],
             },
         )
-        made["samples"].append([number(frame) for frame in _frames(row)])
+        made["samples"].append([number(frame) for frame in frames_of(row)])
         made["weights"].append(row.weight(by))
         made["endValue"] += row.weight(by)
     whole = {
@@ -106,7 +106,7 @@ def pprof(rows: Iterable[StackRow], by: str) -> bytes:
             _message((1, text("process")), (2, text(_process(row)))),
             _message((1, text("gpu")), (2, text(str(row.gpu)))),
         )
-        places = [location(frame) for frame in _frames(row)]
+        places = [location(frame) for frame in frames_of(row)]
         sample = [(1, place) for place in reversed(places)]  # the innermost first
         sample += [(2, row.launches), (2, row.gpu_ns)]
         whole.append(_field(2, _message(*sample, *((3, label) for label in labels))))
@@ -141,7 +141,7 @@ def _varint(value: int) -> bytes:
 
 
 def _svg(rows: Iterable[StackRow], by: str) -> bytes:
-    weights = ((tuple(_frames(row)), row.weight(by), _process(row)) for row in rows)
+    weights = ((tuple(frames_of(row)), row.weight(by), _process(row)) for row in rows)
     return flame_graph.svg(weights, by).encode()
 
 

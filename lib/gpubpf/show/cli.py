@@ -35,7 +35,7 @@ from gpubpf.show.command_line import (
     split_command,
 )
 from gpubpf.show.notices import complain, note
-from gpubpf.show.option_values import extents, parse_file, parse_picture, positive, seconds
+from gpubpf.show.option_values import extents, parse_endpoint, parse_file, parse_picture, positive, seconds
 from gpubpf.show.options import (
     add_accesses,
     add_budget,
@@ -93,6 +93,7 @@ __all__ = [
     "note",
     "open_results",
     "parse",
+    "parse_endpoint",
     "parse_file",
     "parse_own",
     "parse_picture",

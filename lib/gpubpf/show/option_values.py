@@ -219,3 +219,17 @@ def _number(text: str, default: int | None = None) -> int:
     if not _is_number(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number")
     return int(text)
+
+
+def parse_endpoint(text: str) -> str:
+    """Parse the URL of an OpenTelemetry collector."""
+    from urllib.parse import urlsplit
+
+    try:
+        url = urlsplit(text)
+        usable = url.scheme in ("http", "https") and url.hostname and (url.port or 1)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise argparse.ArgumentTypeError(f"must be a URL such as http://localhost:4317, not {text!r}")
+    return text
