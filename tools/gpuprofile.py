@@ -35,7 +35,7 @@ EXAMPLES = """examples:
     gpuprofile --weight launches -- ./app        who launches most often
     gpuprofile --kernel 'gemm*' -- ./app         who uses these kernels
     gpuprofile --otlp http://localhost:4317 -p 1234 10
-                                                 each report to OpenTelemetry, too
+                                                 push to OpenTelemetry, too
     gpuprofile -p 1234 10                        a running program, every 10 s
 """
 WEIGHTS = ("time", "launches")

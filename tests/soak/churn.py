@@ -195,8 +195,12 @@ class Counters:
         self._before: Samples = {}
 
     def scrape(self) -> Samples:
-        """Return a scrape. Raises Defect if a counter decreased."""
-        found = self._exporter.scrape()
+        """Return a scrape. Raises Defect if a counter decreased, or if the exporter does not answer."""
+        try:
+            found = self._exporter.scrape()
+        except OSError as error:
+            notices = "".join(self._exporter.notices[-20:])
+            raise Defect(f"the exporter does not answer: {error}\n{notices}") from None
         for key, value in found.items():
             if key[0].endswith("_total") and value < self._before.get(key, 0):
                 raise Defect(f"{key} decreased from {self._before[key]} to {value}")

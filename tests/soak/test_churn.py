@@ -67,3 +67,14 @@ def test_a_counter_that_decreases_is_a_defect() -> None:
     counters.scrape()
     with pytest.raises(Defect, match="decreased"):
         counters.scrape()
+
+
+def test_an_exporter_that_does_not_answer_is_a_defect_with_its_notices() -> None:
+    class Ended:
+        notices = ["gpubpf exporter: why it ended\n"]
+
+        def scrape(self) -> churn.Samples:
+            raise ConnectionRefusedError(111, "refused")
+
+    with pytest.raises(Defect, match="does not answer.*refused\ngpubpf exporter: why it ended"):
+        churn.Counters(Ended()).scrape()  # type: ignore[arg-type]
