@@ -71,10 +71,10 @@ def test_a_counter_that_decreases_is_a_defect() -> None:
 
 def test_an_exporter_that_does_not_answer_is_a_defect_with_its_notices() -> None:
     class Ended:
-        notices = ["gpubpf exporter: why it ended\n"]
+        notices = ("gpubpf exporter: why it ended\n",)
 
         def scrape(self) -> churn.Samples:
             raise ConnectionRefusedError(111, "refused")
 
-    with pytest.raises(Defect, match="does not answer.*refused\ngpubpf exporter: why it ended"):
+    with pytest.raises(Defect, match=r"does not answer.*refused\ngpubpf exporter: why"):
         churn.Counters(Ended()).scrape()  # type: ignore[arg-type]
