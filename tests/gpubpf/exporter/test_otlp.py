@@ -168,6 +168,24 @@ def test_a_collector_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None
         until(lambda: not made.push._thread.is_alive())
 
 
+def test_what_answers_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that speaks neither HTTP/2 nor gRPC: each push fails, and the next one tries again."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as connection:
+                        connection.sendall(bytes(range(256)) * 10)
+
+        pool.submit(answer)
+        with pushing(server.getsockname()[1], monkeypatch) as made:
+            until(lambda: made.push.failed >= 3)
+            assert made.push.pushed == 0
+        server.shutdown(socket.SHUT_RDWR)
+    assert len(made.notices) == 1 and "does not answer, or refuses metrics" in made.notices[0]
+
+
 def test_families_of_the_push_itself() -> None:
     made = Pushing(1)
     made.push.pushed, made.push.failed = 3, 2
