@@ -128,7 +128,7 @@ def measured(
 ) -> dict[tuple[int, str], Measured]:
     """Return the sums of all launches, by number of the process and mangled name of the kernel.
 
-    starts, ends, sums: the instances of the maps of these names, in the same order (`Session.instances` with `separate`).
+    starts, ends, sums: the instances of the maps of these names, in the same order (`Session.instances_together`).
     """
     found: dict[tuple[int, str], Measured] = {}
     for start, end, whole in zip(starts, ends, sums, strict=True):

@@ -104,7 +104,7 @@ class Watch:
     def update(self, session: Session) -> None:
         """Add what was counted since the last update, and forget processes that have ended."""
         self.see(session)
-        times = gpu_time.measured(*(session.instances(name, separate=True) for name in gpu_time.MAPS))
+        times = gpu_time.measured(*session.instances_together(*gpu_time.MAPS))
         over = set()
         processes = session.by_process()
         mangled = {kernel.mangled for process in processes for kernel in process.kernels}

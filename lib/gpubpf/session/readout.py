@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
@@ -32,8 +32,14 @@ FILLING_FAST = 0.2  # if a log or shard filled up this much since the last readi
 
 def instances(measurement: Measurement, map_name: str, separate: bool = False) -> list[Instance]:
     """See `Session.instances`."""
-    number = measurement.numbers[map_name]
-    found: list[Instance] = []
+    (found,) = together(measurement, [map_name])
+    return found if separate else merged(found)
+
+
+def together(measurement: Measurement, map_names: Sequence[str]) -> list[list[Instance]]:
+    """See `Session.instances_together`."""
+    numbers = [measurement.numbers[name] for name in map_names]
+    found: list[list[Instance]] = [[] for _ in numbers]
     until = measurement.registers_until()
     used = [
         (process, process.registers.of(process.launched_copies(), until))
@@ -42,8 +48,11 @@ def instances(measurement: Measurement, map_name: str, separate: bool = False) -
     with measurement.lock:  # or a newer snapshot could close the file being read
         for process, registers in used:
             for stored in process.snapshots.values():
-                found += _instances_of(measurement, process, registers, stored, number)
-    return found if separate else merged(found)
+                parts = [_instances_of(measurement, process, registers, stored, number) for number in numbers]
+                if len({*map(len, parts)}) == 1:  # else some are damaged
+                    for whole, part in zip(found, parts, strict=True):
+                        whole += part
+    return found
 
 
 def blocks(measurement: Measurement) -> dict[tuple[int, int, str], int]:

@@ -788,12 +788,18 @@ class Session:
     def instances(self, map_name: str, separate: bool = False) -> list[Instance]:
         """Return the last reading of a map: one instance per process, GPU, kernel and launch shape.
 
-        separate: do not add up those of several contexts and modules. The instances of different maps then have the same order.
+        separate: do not add up those of several contexts and modules.
 
         If a process has several (it reset the device, or loaded a module twice), their values are added up. Kernels of the same name
         count as one.
         """
         return readout.instances(self._measurement, map_name, separate)
+
+    def instances_together(self, *map_names: str) -> list[list[Instance]]:
+        """Return the last reading of maps that the same kernels use, at one moment: a new reading may come at any time.
+
+        The instances of each map are separate, as with `instances`, and have the same order. A damaged reading is left out."""
+        return readout.together(self._measurement, map_names)
 
     def blocks(self) -> dict[tuple[int, int, str], int]:
         """Return how many blocks the launches of the last reading had, by process number, GPU and mangled kernel name."""
