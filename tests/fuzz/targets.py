@@ -887,4 +887,4 @@ def cached(data: bytes) -> None:
         cache.from_json(data, read)
 
 
-from fuzz import object_targets, process_targets, program_targets, report_targets  # noqa: E402, F401  add their targets
+from fuzz import kept_targets, object_targets, process_targets, program_targets, report_targets  # noqa: E402, F401  add their targets
