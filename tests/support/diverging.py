@@ -154,7 +154,7 @@ class Count:
         self.flows = flows
         self._order = {name: position for position, name in enumerate(flows)}
         self._heads = {name: {block.instructions[0] for block in flow.blocks} for name, flow in flows.items()}
-        self._meets = {name: meeting(flow) for name, flow in flows.items()}
+        self._meets = {name: meeting(flow, name == "helper") for name, flow in flows.items()}
 
     def warp(self, traces: list[list[tuple[str, int, bool]]]) -> None:
         """Add what a warp executes. `traces`: of each lane, as `Thread.trace`."""
@@ -193,8 +193,11 @@ class Count:
         return self._order[step[0]], step[1]
 
 
-def meeting(flow: Flow) -> dict[int, int | None]:
-    """Return for each branch the first instruction that all ways from it lead to: without its block, no way leads to the end."""
+def meeting(flow: Flow, called: bool = False) -> dict[int, int | None]:
+    """Return for each branch the first instruction that all ways from it lead to: without its block, no way leads to the end.
+
+    called: of a function that returns, so that lanes may meet in its last block. From the last block of a kernel, they have left.
+    """
     found: dict[int, int | None] = {}
     for block in flow.blocks:
         branch = block.instructions[-1]
@@ -207,8 +210,7 @@ def meeting(flow: Flow) -> dict[int, int | None]:
         ]
         # Of these, the one from which all others are still ahead.
         first = [n for n in through if all(m == n or not _leads_to_end(flow, n, m) for m in through)]
-        # Where the function ends, lanes have left.
-        ends = not first or not flow.blocks[first[0]].successors
+        ends = not first or not (called or flow.blocks[first[0]].successors)
         found[branch] = None if ends else flow.blocks[first[0]].instructions[0]
     return found
 

@@ -77,10 +77,11 @@ def test_counts_are_those_of_the_lanes(app: Path, tmp_path: Path, first: int, ca
     found = measured(app, tmp_path, text, [f"k{seed}" for seed in seeds])
     flows = {name: Flow(function.body or ()) for name, function in parsed.functions.items()}
     first_inside = max(Regions(flows[f"k{seed}"], REGIONS).end for seed in seeds)
+    regions = {name: Regions(flow, REGIONS) for name, flow in flows.items()}
+    if calls:
+        regions["helper"] = Regions(flows["helper"], REGIONS, first_inside, called=True)
     numbers = {
-        (name, branch): number
-        for name, flow in flows.items()
-        for branch, number in Regions(flow, REGIONS, first_inside if name == "helper" else 0).numbers.items()
+        (name, branch): number for name, of in regions.items() for branch, number in of.numbers.items()
     }
     diverged = 0
     for seed in seeds:

@@ -356,7 +356,7 @@ class Body:
 
     @functools.cached_property
     def regions(self) -> Regions:
-        return Regions(self.flow, REGIONS, self.plan.first_region(self.function.name))
+        return Regions(self.flow, REGIONS, self.plan.first_region(self.function.name), not self.entry)
 
     def _of_block(self, first: int) -> dict[str, int]:
         """Return the fields of the context at the basic block whose first statement is `first`, except its site."""

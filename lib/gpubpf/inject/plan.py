@@ -330,8 +330,9 @@ class InjectionPlan:
     def _last_region(self, name: str) -> int:
         """Return the lowest number of a region that a function which this one calls may use."""
         if name not in self._last_regions:
-            flow = Flow(self.module.functions[name].body or ())
-            self._last_regions[name] = Regions(flow, REGIONS, self.first_region(name)).end
+            function = self.module.functions[name]
+            flow, called = Flow(function.body or ()), function.kind != "entry"
+            self._last_regions[name] = Regions(flow, REGIONS, self.first_region(name), called).end
         return self._last_regions[name]
 
     def called(self, probes: tuple[PtxProbe, ...], function: Function) -> tuple[PtxProbe, ...]:

@@ -23,16 +23,18 @@ class Regions:
 
     most: numbers are below this one.
     first: the lowest number to use. Lower numbers are those of regions in functions that call this one.
+    called: the body is that of a called function, not of a kernel.
 
     Regions that end in the same block have one number, because a lane comes out of all of them at once. Other regions have different
     numbers if they have a block in common, or if one of them ends in a block of the other. A region for which no number is left has
     the number `most`.
     """
 
-    def __init__(self, flow: Flow, most: int, first: int = 0) -> None:
+    def __init__(self, flow: Flow, most: int, first: int = 0, called: bool = False) -> None:
         self.flow = flow
         self.most = most
         self.first = first
+        self.called = called
 
     @functools.cached_property
     def branches(self) -> Mapping[int, int]:
@@ -48,10 +50,15 @@ class Regions:
     def meets(self) -> Mapping[int, int | None]:
         """For each branch, the block where its ways meet; None if they meet only where the function ends, or never.
 
-        A block after which the function ends is such an end: a lane that comes there early has left.
+        A block after which a kernel ends is such an end: a lane that comes there early has left. From a called function, a lane
+        returns, and what it waits for in the caller is not the branch's.
         """
         after = post_dominators([block.successors for block in self.flow.blocks], set(self._leaving()))
-        last = {number for number, block in enumerate(self.flow.blocks) if not block.successors}
+        last = {
+            number
+            for number, block in enumerate(self.flow.blocks)
+            if not block.successors and not self.called
+        }
         return {branch: None if after[n] in last else after[n] for branch, n in self.branches.items()}
 
     def _leaving(self) -> Iterator[int]:

@@ -108,6 +108,19 @@ OUT: ret;
     ]
 
 
+@pytest.mark.parametrize("seed", range(12, 15))
+def test_lanes_meet_where_a_called_function_ends(seed: int) -> None:
+    flow = Flow(parse(diverging.module(range(seed, seed + 1), calls=True)).functions["helper"].body or ())
+    regions = Regions(flow, REGIONS, called=True)
+    last = max(n for n, block in enumerate(flow.blocks) if not block.successors)
+    for branch, meets in regions.meets.items():
+        assert meets is not None
+        assert flow.blocks[meets].instructions[0] == diverging.meeting(flow, called=True)[branch]
+    assert last in regions.meets.values()
+    assert not regions.inside[last]
+    assert last not in Regions(flow, REGIONS).meets.values()
+
+
 def test_the_number_of_regions_is_that_of_the_header() -> None:
     (number,) = re.findall(r"#define GPU_REGIONS (\d+)", HEADER.read_text())
     assert int(number) == REGIONS
