@@ -143,7 +143,11 @@ def test_waves_of_amd_gpus_lose_what_their_idle_lanes_do_not_execute(
     (loop,) = (r for r in loops if r["lost"])
     wave = kernels["uneven"]["wave"]
     waited = sum((t | (wave - 1)) - t for t in range(1, 128))
-    assert loop["lost"] % waited == 0 and loop["source"].startswith("diverges.hip:")
+    assert loop["lost"] % waited == 0
+    split = [r for r in found if r["type"] == "branch" and r["diverged"]]
+    assert all(r["source"].startswith("diverges.hip:") for r in split if r["loop"])
+    causes = {"ifelse": {"lane"}, "early": {"lane"}, "uneven": {"lane"}, "nested": {"data"}}
+    assert {name: {r["cause"] for r in split if r["kernel"] == name} for name in causes} == causes
 
 
 def test_host_threads_that_launch(tmp_path: Path) -> None:

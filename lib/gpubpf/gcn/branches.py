@@ -74,6 +74,11 @@ def branches(block: Sequence[GcnInstruction], wave: int) -> Iterator[tuple[GcnIn
                 yield instruction, None
 
 
+def is_of_waves(instruction: GcnInstruction) -> bool:
+    """Return whether an instruction is a conditional branch that all lanes of a wave take, or none."""
+    return instruction.name in _OF_WAVES
+
+
 def _branch_on_exec(instructions: Iterable[GcnInstruction]) -> str:
     """Return the name of the next branch on EXEC; "" if there is none before EXEC changes."""
     found = next((one for one in instructions if one.name in _ON_EXEC or writes_exec(one)), None)

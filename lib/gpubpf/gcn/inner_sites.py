@@ -26,6 +26,7 @@ from gpubpf.errors import Refusal
 from gpubpf.gcn import calls
 from gpubpf.gcn.access import GcnAccess, accesses, is_memory, scalar_loads
 from gpubpf.gcn.branches import GcnBranch, branches
+from gpubpf.gcn.causes import GcnCauses
 from gpubpf.gcn.code_object import GcnKernel
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
 from gpubpf.gcn.computation import is_chosen, is_computation
@@ -174,7 +175,9 @@ class InnerSite(Record):
     instructions: the number of instructions in the block at a basic_block point
     ends: what ends the loop whose head the block is, if a program selects loops
     loop: whether a branch decides which lanes stay in a loop
-    extent: the addresses of the block's first instruction and behind its last one, for the head of a loop and for a branch
+    cause: what it depends on which lanes a branch parts (causes.py)
+    extents: for the head of a loop and for a branch, ranges of addresses (first instruction, behind the last one) that have its
+        source line: the block, then the loop that a branch leaves
     """
 
     number: int
@@ -187,7 +190,8 @@ class InnerSite(Record):
     instructions: int = 0
     ends: str = ""
     loop: bool = False
-    extent: tuple[int, int] | None = None
+    cause: str = ""
+    extents: tuple[tuple[int, int], ...] = ()
 
 
 class Insertion(Record):
@@ -271,21 +275,26 @@ class InnerSites:
                 self.sites.append(InnerSite(first + len(self.sites), point, instruction, probe, **details))
 
         blocks = _numbers_of_blocks(body)
-        scalar = _scalar_loads(kernel, body) if probes.selects("load", "global") else set()
         has_branches = probes.has("branch")
+        has_loads = probes.selects("load", "global")
+        scalar = _scalar_loads(kernel, body) if has_loads or has_branches else set()
         graph = None
         if has_branches or probes.select_loops:
             graph = GcnLoops(body, gpu.startswith("gfx10") and self._wave == 64)
         loops = graph if probes.select_loops else None
+        causes = GcnCauses(graph, kernel, scalar) if graph is not None and has_branches else None
         called = {region.begin for region in body.regions[1:]} if probes.has("function_entry") else set()
         parting: dict[int, GcnBranch | None] = {}
         details: dict[int, dict[str, Any]] = {}  # for sites at branches
         for number, each in enumerate(body.blocks() if has_branches else ()):
             parting.update((one.address, branch) for one, branch in branches(each, self._wave))
             deciding = {each[-1].address, *[one.address for one in each if writes_exec(one)][-1:]}
-            leaves = graph is not None and graph.is_left_after(number)
+            left = [graph.block(n) for n in sorted(graph.left_after(number))] if graph is not None else []
+            own = (_extent(each),)
+            whole = (*own, (left[0][0].address, _extent(left[-1])[1])) if left else own
             for one in each:
-                details[one.address] = {"loop": leaves and one.address in deciding, "extent": _extent(each)}
+                is_loop = bool(left) and one.address in deciding
+                details[one.address] = {"loop": is_loop, "extents": whole if is_loop else own}
         for instruction in body.instructions:
             if instruction.address in called:
                 add("function_entry", instruction, probes.of_point("function_entry"))
@@ -300,7 +309,7 @@ class InnerSites:
                     block=number,
                     instructions=length,
                     ends=loops.ends.get(at, "") if loops else "",
-                    extent=extent if loops else None,
+                    extents=(extent,) if loops else (),
                 )
             if instruction.name == _BARRIER:
                 for point in amdgcn.AT_BARRIER:
@@ -313,6 +322,7 @@ class InnerSites:
                     instruction,
                     probes.of_point("branch"),
                     branch=branch,
+                    cause=causes.of(instruction) if causes is not None else "",
                     **details[instruction.address],
                 )
             found: Sequence[GcnAccess] = ()
@@ -320,7 +330,11 @@ class InnerSites:
                 add("instruction", instruction, probes.of_point("instruction", instruction.name))
             elif probes.has("access"):
                 found = accesses(instruction, scratch)
-                unseen = unseen or (not found and is_memory(instruction)) or instruction.address in scalar
+                unseen = (
+                    unseen
+                    or (not found and is_memory(instruction))
+                    or (has_loads and instruction.address in scalar)
+                )
             if unseen or (not is_computation(instruction) and probes.names(instruction.name)):
                 self.unprobed[instruction.name] = self.unprobed.get(instruction.name, 0) + 1
             for access in found:

@@ -49,7 +49,8 @@ class GcnSite(Record):
     block     for a basic block: its number
     ends      for the head of a loop, if a program is only there: what ends the loop (loops.py)
     loop      for a branch: some lanes stay in a loop, others leave it
-    extent    for the head of a loop and for a branch: the addresses of the block's first instruction and behind its last one
+    cause     for a branch: what it depends on which lanes it parts (causes.py)
+    extents   for the head of a loop and for a branch: ranges of addresses that have its source line, the best one first
     """
 
     number: int
@@ -62,7 +63,8 @@ class GcnSite(Record):
     block: int | None = None
     ends: str = ""
     loop: bool = False
-    extent: tuple[int, int] | None = None
+    cause: str = ""
+    extents: tuple[tuple[int, int], ...] = ()
 
 
 class InjectedGcnKernel(Record):
@@ -227,12 +229,24 @@ class KernelWriter:
         block: int | None = None,
         ends: str = "",
         loop: bool = False,
-        extent: tuple[int, int] | None = None,
+        cause: str = "",
+        extents: tuple[tuple[int, int], ...] = (),
     ) -> GcnSite:
         at = next(region for region in self._body.regions if region.begin <= address < region.end)
         function = self._kernel.name if at is self._body.regions[0] else at.name
         return GcnSite(
-            number, point, address, function, address - at.begin, opcode, access, block, ends, loop, extent
+            number,
+            point,
+            address,
+            function,
+            address - at.begin,
+            opcode,
+            access,
+            block,
+            ends,
+            loop,
+            cause,
+            extents,
         )
 
     def _inside(self, site: InnerSite) -> GcnSite:
@@ -246,7 +260,8 @@ class KernelWriter:
             site.block,
             site.ends,
             site.loop,
-            site.extent,
+            site.cause,
+            site.extents,
         )
 
     def _insertions(self) -> list[Insertion]:

@@ -37,11 +37,11 @@ _SCC_READERS = re.compile(r"s_(?:cbranch_scc|cselect|addc|subb|cmov)")
 _OF_MASKS = re.compile(
     r"s_(?:and|or|andn2|orn2|mov)_b(?:32|64)$|s_\w+_saveexec_b(?:32|64)$|s_\w+_wrexec_b(?:32|64)$"
 )
-_CHANGING = re.compile(
+CHANGING = re.compile(
     r"s_(?:memtime|memrealtime|getreg_b32 (?!.*SH_MEM_BASES)|get_waveid|sendmsg|getpc|call|swappc)|ds_(?:append|consume|ordered)"
     r"|image_|v_writelane"
 )
-_SCALAR_LOAD = re.compile(r"s_(?:buffer_|scratch_)?load_")
+SCALAR_LOAD = re.compile(r"s_(?:buffer_|scratch_)?load_")
 _ONES = re.compile(r"(?:s_mov_b\d+ \S+, (?:exec\w*|-1)|s_and_b\d+ \S+, (?:exec\w*, -1|-1, exec\w*))$")
 _OF_VCC = {"s_cbranch_vccnz": True, "s_cbranch_vccz": False}
 
@@ -101,7 +101,9 @@ def _names(operands: Sequence[str]) -> Iterator[str]:
 
 def _use(instruction: GcnInstruction) -> _Use:
     name, operands = instruction.name, instruction.operands.split(", ")
-    results = 0 if _WITHOUT_RESULT.match(name) else 1 + bool(_TWO_RESULTS.match(name))
+    # From GFX10 on, v_cmpx has no result but EXEC.
+    is_without = _WITHOUT_RESULT.match(name) or (name.startswith("v_cmpx") and len(operands) == 2)
+    results = 0 if is_without else 1 + bool(_TWO_RESULTS.match(name))
     if KINDS["atomics"].match(name) and polled_access(instruction) is None:
         results = 0
     writes, reads = set(_names(operands[:results])), set(_names(operands[results:]))
@@ -130,6 +132,7 @@ class GcnLoops(LoopEnds):
         self._targets, self.understood = body.branches, not wide_masks
         # What precedes a function in the file does not run before it.
         self._begins = {region.begin for region in body.regions}
+        self._kernel_begins = body.regions[0].begin
         super().__init__(
             [tuple(self._after(number)) for number in range(len(self._blocks_of))],
             [entered(block).address for block in self._blocks_of],
@@ -143,6 +146,11 @@ class GcnLoops(LoopEnds):
     def ways(self, number: int) -> Sequence[int]:
         """Return the blocks that may follow a block."""
         return self._successors[number]
+
+    @functools.cached_property
+    def functions(self) -> list[int]:
+        """The first block of each function that the kernel calls."""
+        return [self._numbers[begin] for begin in sorted(self._begins - {self._kernel_begins})]
 
     @functools.cached_property
     def before(self) -> list[list[int]]:
@@ -286,7 +294,7 @@ class _Loop:
         """Yield the instructions of the loop that may have written what an instruction reads."""
         one = self._at(at)
         name = one.name
-        if _CHANGING.match(f"{name} {one.operands}"):
+        if CHANGING.match(f"{name} {one.operands}"):
             self.unknown = True
         reads = self.loops.uses[at[0]][at[1]].reads
         if name.startswith(("s_cbranch_exec",)):
@@ -296,7 +304,7 @@ class _Loop:
                 self.unknown = True
             else:
                 self.polled.add(one.address)
-        elif _SCALAR_LOAD.match(name) and " glc" in one.operands:
+        elif SCALAR_LOAD.match(name) and " glc" in one.operands:
             self.unknown = True
         for register in reads:
             yield from self._writers(at, register)

@@ -183,10 +183,18 @@ def _kernel(name: str, kernel: InjectedGcnKernel, lines: SourceLines) -> Sidecar
 
 def _site(site: GcnSite, lines: SourceLines) -> Site:
     # Compilers may give the head of a loop, or a change of EXEC, no line.
-    line = lines.near(site.address, *site.extent) if site.extent else lines.at(site.address)
+    near = (lines.near(site.address, *extent) for extent in site.extents)
+    line = next((place for place in near if place[1]), lines.at(site.address))
     where = (site.number, site.function, 0, *line)
     made = Site(
-        *where, site.point, site.opcode, block=site.block, loop=site.loop, ends=site.ends, offset=site.offset
+        *where,
+        site.point,
+        site.opcode,
+        block=site.block,
+        cause=site.cause,
+        loop=site.loop,
+        ends=site.ends,
+        offset=site.offset,
     )
     if (access := site.access) is None:
         return made

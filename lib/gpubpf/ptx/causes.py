@@ -16,7 +16,7 @@ from .opcodes import facts
 DATA, GRID, LANE, UNIFORM = "data", "grid", "lane", "uniform"
 # What a register depends on, as bits: what was loaded from memory or came from other lanes, the thread's index in its block, the
 # block's index in the grid, and what the analysis cannot follow.
-_DATA, _THREAD, _BLOCK, _UNKNOWN = 1, 2, 4, 8
+OF_DATA, OF_THREAD, OF_BLOCK, OF_UNKNOWN = 1, 2, 4, 8
 _THREADS = ("%tid", "%laneid", "%warpid", "%lanemask")
 _BLOCKS = ("%ctaid", "%clusterid", "%cluster_ctaid", "%cluster_ctarank")
 _CHANGING = ("%clock", "%globaltimer", "%smid", "%pm", "%envreg")
@@ -42,14 +42,7 @@ class Causes:
         ""       unknown: something that the analysis does not follow, such as local memory
         """
         predicate = self.flow.instruction(index).predicate
-        found = self._depends.get(predicate or "", 0)
-        if found & _DATA:
-            return DATA
-        if found & _UNKNOWN:
-            return ""
-        if found & _THREAD:
-            return GRID if found & _BLOCK else LANE
-        return UNIFORM
+        return named(self._depends.get(predicate or "", 0))
 
     @functools.cached_property
     def _depends(self) -> Mapping[str, int]:
@@ -88,22 +81,33 @@ class Causes:
     def _brings(self, instruction: PtxInstruction, read: list[str]) -> int:
         known = facts(instruction)
         if not known.is_known:
-            return _UNKNOWN
+            return OF_UNKNOWN
         own = 0
         if known.control == "call" or known.waits:  # shuffles, votes, matches
-            own |= _DATA
+            own |= OF_DATA
         if any(isinstance(operand, Address) for operand in instruction.operands) or known.unaddressed:
             if "local" in instruction.modifiers:
-                own |= _UNKNOWN
+                own |= OF_UNKNOWN
             elif "param" in instruction.modifiers:
-                own |= 0 if self.entry else _UNKNOWN
+                own |= 0 if self.entry else OF_UNKNOWN
             elif known.moves:
-                own |= _DATA
+                own |= OF_DATA
         for name in read:
             if name.startswith(_THREADS):
-                own |= _THREAD
+                own |= OF_THREAD
             elif name.startswith(_BLOCKS):
-                own |= _BLOCK
+                own |= OF_BLOCK
             elif name.startswith(_CHANGING):
-                own |= _DATA
+                own |= OF_DATA
         return own
+
+
+def named(depends: int) -> str:
+    """Return the name of what a condition depends on, as `Causes.of`."""
+    if depends & OF_DATA:
+        return DATA
+    if depends & OF_UNKNOWN:
+        return ""
+    if depends & OF_THREAD:
+        return GRID if depends & OF_BLOCK else LANE
+    return UNIFORM

@@ -112,10 +112,13 @@ class LoopEnds:
         """What ends each loop, by the first instruction of its head. "": unknown, since the analysis cannot follow a value."""
         return {self._firsts[head]: end for head, (end, _) in self._loops.items()}
 
-    def is_left_after(self, block: int) -> bool:
-        """Return whether the last branch of a block leaves a loop or stays in it."""
+    def left_after(self, block: int) -> frozenset[int]:
+        """Return the blocks of the loop that the last branch of a block leaves or stays in; none if there is no such loop."""
         ways = set(self._successors[block])
-        return any(block in blocks and ways & blocks and ways - blocks for blocks in self._bodies.values())
+        left = (
+            blocks for blocks in self._bodies.values() if block in blocks and ways & blocks and ways - blocks
+        )
+        return min(left, key=len, default=frozenset())
 
     @functools.cached_property
     def polled(self) -> frozenset[int]:
