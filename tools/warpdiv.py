@@ -32,25 +32,23 @@ EXAMPLES = """examples:
 PROGRAM = r"""
 #include <gpubpf.h>
 
-struct branch { u64 executed, diverged, lanes, taken, lost, unknown; };
+#define WHOLE ((gpu_mask)~0ull)                  /* what whole warps do is counted by one atomic, and added to the rest by the tool */
+struct branch { u64 executed, diverged, lanes, taken, lost, unknown, whole_taken, whole_not; };
 GPU_SITE_ARRAY(branches, struct branch);         /* for each conditional branch */
-struct block { u64 instructions, lane_instructions; };
+struct block { u64 instructions, lane_instructions, whole; };
 GPU_SITE_ARRAY(blocks, struct block);            /* for each basic block */
 
-/*
- * Of each warp: instructions that it executed without some of its lanes; how many of its threads have not left the kernel; and how
- * often it began while the same warp of another launch had not ended. Launches of one kernel and shape share these maps.
- */
-struct warp { u64 issued, inside, mixed; };
+/* Of each warp: instructions that it executed without some of its lanes while apart; how many of its threads have not left the kernel;
+ * how often it began while the same warp of another launch had not ended; and whether a branch parted lanes since they were last
+ * together. Launches of one kernel and shape share these maps. */
+struct warp { u64 issued, inside, mixed; u32 apart, unused; };
 GPU_WARP_ARRAY(warps, struct warp, 1);
 /* Of each lane: `issued` when it last executed something, the open regions as bits, and a number that grows with each divergence. */
 struct lane { u32 seen, open, time; };
 GPU_THREAD_ARRAY(lanes, struct lane, 1);
 #if GPU_LANES > 32
-/*
- * On AMD GPUs the branches that parted the lane and have not ended yet, the innermost last. Then `open` is their number. A branch ends
- * once all lanes that came to it are together again, or when the lane comes to it again.
- */
+/* On AMD GPUs the branches that parted the lane and have not ended: the innermost is last, `open` is their number. A branch ends once
+ * all lanes that came to it are together again, or when the lane comes to it again. */
 #define PARTED 8
 struct parted { u64 together; u32 site, unused; };
 #else
@@ -147,55 +145,74 @@ static inline u32 part(struct lane *lane, struct gpu_branch *ctx) {
 }
 #endif
 
+/* For a warp with lanes that a branch has parted. */
+static inline void follow(struct warp *warp, struct lane *lane, struct gpu_basic_block *ctx) {
+    gpu_mask active = ctx->active;
+    u32 before = lane->seen;
+    s32 waited = (u32)warp->issued - before;         /* below 0: the lane that adds for others has not added yet */
+    if (waited > 0 && lane->open)
+        lose(lane, waited);
+    if (lane->open)
+        join(lane, ctx);
+    u32 seen = before + (waited > 0 ? waited : 0) + (active == WHOLE ? 0 : ctx->instructions);
+    if (before != seen)
+        lane->seen = seen;
+    u32 is_apart = gpu_any(lane->open);
+    if (active != WHOLE && gpu_first(active))
+        __sync_fetch_and_add(&warp->issued, ctx->instructions);
+    else if (active == WHOLE && !is_apart)
+        warp->apart = 0;
+}
+
 int on_block(struct gpu_basic_block *ctx) {
     u64 site = ctx->site, instructions = ctx->instructions;
     gpu_mask active = ctx->active;
     int key = 0;
     struct block *block = blocks.lookup(&site);
-    struct lane *lane = lanes.lookup(&key);
     struct warp *warp = warps.lookup(&key);
-
-    if (!block || !lane || !warp)
+    if (!block || !warp)
         return 0;
-    u32 seen = lane->seen;
-    s32 waited = (u32)warp->issued - seen;           /* below 0: the lane that adds for others has not added yet */
-    if (waited > 0) {
-        if (lane->open)
-            lose(lane, waited);
-        seen += waited;
+    if (gpu_any(warp->apart)) {
+        gpu_seldom();
+        struct lane *lane = lanes.lookup(&key);
+        if (lane)
+            follow(warp, lane, ctx);
     }
-    join(lane, ctx);
-    if (active != (gpu_mask)~0ull)
-        seen += instructions;
-    if (lane->seen != seen)
-        lane->seen = seen;
-    if (gpu_first(active)) {
-        __sync_fetch_and_add(&block->instructions, instructions);
+    if (!gpu_first(active))
+        return 0;
+    __sync_fetch_and_add(active == WHOLE ? &block->whole : &block->instructions, instructions);
+    if (active != WHOLE)
         __sync_fetch_and_add(&block->lane_instructions, instructions * gpu_popcount(active));
-        if (active != (gpu_mask)~0ull)
-            __sync_fetch_and_add(&warp->issued, instructions);
-    }
     return 0;
 }
 
 int on_branch(struct gpu_branch *ctx) {
     u64 site = ctx->site;
     gpu_mask active = ctx->active, taken = ctx->taken;
-    u32 diverged = taken && taken != active, known = 1;
+    u32 known = 1;
     int key = 0;
     struct branch *branch = branches.lookup(&site);
-    struct lane *lane = lanes.lookup(&key);
-
-    if (diverged && lane)
-        known = part(lane, ctx);
-    if (!branch || !gpu_first(active))
+    if (!branch)
         return 0;
+    if (taken && taken != active) {
+        gpu_seldom();
+        struct lane *lane = lanes.lookup(&key);
+        struct warp *warp = warps.lookup(&key);
+        if (lane && warp)
+            known = part(lane, ctx), warp->apart = 1;
+        if (gpu_first(active))
+            __sync_fetch_and_add(&branch->diverged, 1);
+    }
+    if (!gpu_first(active))
+        return 0;
+    if (active == WHOLE && (!taken || taken == active)) {
+        __sync_fetch_and_add(taken ? &branch->whole_taken : &branch->whole_not, 1);
+        return 0;
+    }
     __sync_fetch_and_add(&branch->executed, 1);
     __sync_fetch_and_add(&branch->lanes, gpu_popcount(active));
     if (taken)
         __sync_fetch_and_add(&branch->taken, gpu_popcount(taken));
-    if (diverged)
-        __sync_fetch_and_add(&branch->diverged, 1);
     if (!known)
         __sync_fetch_and_add(&branch->unknown, 1);
     return 0;

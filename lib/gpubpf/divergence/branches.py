@@ -282,6 +282,7 @@ class Divergence:
                 owner = _owner(instance)
                 values = instance.array
                 sums = {field: values[field].sum(axis=0) for field in values.dtype.names}
+                _add_whole(sums, np.uint64(Warp.of(owner[4]).lanes))
                 for number in (
                     sums["executed" if name == "branches" else "instructions"].nonzero()[0].tolist()
                 ):
@@ -297,6 +298,19 @@ class Divergence:
     def _threads(session: Session) -> dict[Owner, int]:
         """Return the threads of one launch of each kernel; of the last shape, if there are several."""
         return {_owner(one): one.shape.threads for one in session.instances("lanes")}
+
+
+def _add_whole(sums: dict[str, np.ndarray[Any, Any]], lanes: np.uint64) -> None:
+    """Add what whole warps did, which is counted apart, to the other counts of `struct branch` or `struct block`."""
+    if "whole" in sums:
+        whole = sums.pop("whole")
+        sums["instructions"] = sums["instructions"] + whole
+        sums["lane_instructions"] = sums["lane_instructions"] + lanes * whole
+        return
+    taken, others = sums.pop("whole_taken"), sums.pop("whole_not")
+    sums["executed"] = sums["executed"] + taken + others
+    sums["lanes"] = sums["lanes"] + lanes * (taken + others)
+    sums["taken"] = sums["taken"] + lanes * taken
 
 
 def _waiting(session: Session) -> Iterator[tuple[Owner, int, int]]:
