@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,41 @@ def test_a_planted_hang_is_named_while_it_hangs(what: str, gpu: str, tmp_path: P
     if what == "barrier":
         (waiting,) = (one for one in places if one["kind"] == "barrier")
         assert {(one["block"][0], one["warp"]) for one in waiting["missing"]} == {(0, 1), (1, 1)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_running_program_hangs(tmp_path: Path) -> None:
+    program = hipsim_device.program("hangs", "-gline-tables-only")
+    app = subprocess.Popen(
+        [program, "lock", "600", "wait"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=hipsim_device.environment(),
+    )
+    try:
+        assert app.stdin is not None and app.stdout is not None
+        assert app.stdout.readline() == "hangs: ready\n"
+        with gpuhang_runs.hanging(tmp_path, "-p", str(app.pid)) as (tool, out):
+            assert tool.stderr is not None
+            for note in tool.stderr:  # until all kernels are instrumented
+                if f"attached to {app.pid}" in note and "not instrumented yet" not in note:
+                    break
+            app.stdin.write("\n")
+            app.stdin.flush()
+            head, *places = gpuhang_runs.until_told(out, "spinning", tool)
+            app.kill()
+            tool.wait(60)
+            summary = gpuhang_runs.read(out)[-1]
+    finally:
+        app.kill()
+        app.communicate()
+    assert head["kernel"] == "lock"
+    (spin,) = (one for one in places if one["kind"] == "spin")
+    assert (spin["taken_by"]["block"], spin["taken_by"]["warp"]) == ([0, 0, 0], 0)
+    assert (
+        summary["type"] == "summary" and summary["overhead"]["drained_bytes"] < 1 << 20
+    )  # not all of the empty maps
 
 
 def test_kernels_that_end_are_not_reported_and_the_program_is_unchanged(tmp_path: Path) -> None:

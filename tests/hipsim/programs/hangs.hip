@@ -1,4 +1,5 @@
-// hangs WHAT [N]: the kernels of examples/hangs.cu for AMD GPUs. `slow` ends; the program waits N seconds for the others, then exits.
+// hangs WHAT [N [wait]]: the kernels of examples/hangs.cu for AMD GPUs. `slow` ends; the program waits N seconds for the others, then
+// exits. With `wait`, the program has launched a kernel, and reads a line, before it launches the one that hangs.
 //
 // barrier: wave 1 waits for a flag that thread 0 raises after the barrier to which wave 1 does not come.
 // pipeline: two blocks wait for each other in every turn, and get further.
@@ -93,6 +94,13 @@ int main(int argc, char **argv) {
     unsigned *x;
     OK(hipMalloc(&x, 4096));
     OK(hipMemset(x, 0, 4096));
+    if (argc > 3) {
+        slow<<<2, 128>>>(x, 1);
+        OK(hipDeviceSynchronize());
+        puts("hangs: ready");
+        fflush(stdout);
+        getchar();
+    }
     if (what == "slow") slow<<<2, 128>>>(x, number);
     else if (what == "barrier") barrier<<<2, 128>>>(x);
     else if (what == "lock") lock<<<1, 128>>>(x);

@@ -273,7 +273,11 @@ bool snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, uint32_t flags, boo
     copied =
         copied && copy_largest(gpu, reinterpret_cast<uint64_t *>(static_cast<char *>(to) + contents.largest),
                                contents.launches);
-    if (to != MAP_FAILED) munmap(to, contents.size);
+    if (to != MAP_FAILED) {
+        for (const auto &[map, at] : contents.told.shared)
+            if (copied) make_holes(file, static_cast<const char *>(to), at.first, at.second);
+        munmap(to, contents.size);
+    }
     if (!copied) flags |= kFailed;
     if (file < 0) {
         tell_tool(message::NoFile{});

@@ -123,6 +123,20 @@ int memory_file(const char *name, uint64_t size) {
     return fd;
 }
 
+void make_holes(int file, const char *bytes, uint64_t from, uint64_t size) {
+    constexpr uint64_t kPage = 4096, kPart = 16 * kPage;
+    auto empty = [&](uint64_t at) { return !bytes[at] && !memcmp(bytes + at, bytes + at + 1, kPart - 1); };
+    const uint64_t until = from + size;
+    for (uint64_t at = (from + kPage - 1) & ~(kPage - 1); at + kPart <= until;) {
+        uint64_t end = at;
+        while (end + kPart <= until && empty(end)) end += kPart;
+        if (end > at)
+            fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at),
+                      static_cast<off_t>(end - at));
+        at = end + kPart;
+    }
+}
+
 int sealed_file(const char *name, uint64_t size) {
     int fd = memory_file(name, size);
     if (fd >= 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {

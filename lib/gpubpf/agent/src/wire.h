@@ -168,6 +168,10 @@ struct OwnedFile {
 // Creates an anonymous file of `size` zero bytes. Returns a high descriptor, or -1: programs may rely on low
 // numbers.
 int memory_file(const char *name, uint64_t size);
+// Makes holes in a file, which is mapped at `bytes`, where `size` bytes from offset `from` on are zeros. A map of the whole context can be
+// large and mostly empty, and the tool keeps the file. Arrays of instances get no holes: the tool compares their claimed size with
+// the memory that the file takes.
+void make_holes(int file, const char *bytes, uint64_t from, uint64_t size);
 int sealed_file(const char *name, uint64_t size);  // its size is fixed, so that others can map it
 int move_high(int fd);
 bool write_all(int fd, const void *data, size_t size, uint64_t offset);

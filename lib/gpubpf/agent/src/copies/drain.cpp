@@ -111,23 +111,6 @@ bool copy_records(Context &context, const RingMemory &ring, const char *control,
     return true;
 }
 
-// Makes holes in the file where a map of the whole context holds only zeros. Such maps can be large and
-// mostly empty, and the tool keeps the files. Arrays of instances get no holes: the tool compares their
-// claimed size with the memory that the file takes.
-void punch(int fd, const char *bytes, uint64_t from, uint64_t size) {
-    constexpr uint64_t kPart = 16 * kPage;
-    auto empty = [&](uint64_t at) { return !bytes[at] && !memcmp(bytes + at, bytes + at + 1, kPart - 1); };
-    const uint64_t until = from + size;
-    for (uint64_t at = whole_pages(from); at + kPart <= until;) {
-        uint64_t end = at;
-        while (end + kPart <= until && empty(end)) end += kPart;
-        if (end > at)
-            fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at),
-                      static_cast<off_t>(end - at));
-        at = end + kPart;
-    }
-}
-
 template <class Use>
 void each_instance(const Copy &copy, const Use &use) {
     for (const auto &bucket : copy.instances)
@@ -278,7 +261,7 @@ bool fill(int fd, Context &context, const Contents &contents) {
     if (!wait_for(context.stream, kCopyWait)) copied = false;
     // After a failure, a copy may still be writing to the mapping, so the mapping stays.
     if (!copied || !bytes) return copied;
-    for (const auto &[map, at] : contents.told.shared) punch(fd, bytes, at.first, at.second);
+    for (const auto &[map, at] : contents.told.shared) make_holes(fd, bytes, at.first, at.second);
     munmap(bytes, contents.size);
     return true;
 }
