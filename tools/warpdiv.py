@@ -274,7 +274,7 @@ def main(argv: list[str] | None = None) -> int:
         b.attached.titles[name] = TOOL
     if args.list or args.ptx:
         return b.show_kernels(options, out)
-    with b.trace(options, out, Follow(log_records=1 << 16 if args.threads else 0)) as session:
+    with b.trace(options, out, Follow(log_records=args.threads << 16, stacks=args.threads)) as session:
         from gpubpf.divergence import launchers, text  # these import NumPy, which would delay the first probe
         from gpubpf.divergence.branches import Divergence
 

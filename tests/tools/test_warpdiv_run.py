@@ -184,10 +184,37 @@ def test_host_threads_that_launch(tmp_path: Path) -> None:
         "light",
         None,
     )
+    assert all(
+        any("operator()" in name or "lambda" in name or "main" in name for name in r["stack"]) for r in rows
+    )
     assert found[-1]["log_lost"] == 0
     told = run("--threads", "--by", "kernel", "--", program).stdout
     assert "split: of 13 launches: thread " in told and "whole: of 2 launches: thread " in told
     assert not any(r["type"] == "launcher" for r in records(tmp_path, "--", program))
+
+
+def test_launches_of_graphs_count_for_the_thread_that_launches_the_graph(tmp_path: Path) -> None:
+    source = r"""
+    __global__ void split(int *x) { if (threadIdx.x % 2) x[threadIdx.x] += clock(); }
+    extern "C" __attribute__((noinline, visibility("default"))) void replay(cudaGraphExec_t graph, cudaStream_t stream) {
+        for (int i = 0; i < 5; i++) cudaGraphLaunch(graph, stream);
+        cudaStreamSynchronize(stream);
+    }
+    int main() {
+        int *x; cudaStream_t stream; cudaGraph_t graph; cudaGraphExec_t ready;
+        if (cudaMalloc(&x, 4096) || cudaStreamCreate(&stream)) return 1;
+        cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+        for (int i = 0; i < 2; i++) split<<<1, 64, 0, stream>>>(x);
+        cudaStreamEndCapture(stream, &graph);
+        if (cudaGraphInstantiate(&ready, graph, 0)) return 2;
+        replay(ready, stream);
+        split<<<1, 64>>>(x);
+        return cudaDeviceSynchronize();
+    }
+    """
+    found = records(tmp_path, "--threads", "--", gpubpf_cuda.build(source, tmp_path / "graphs"))
+    (row,) = (r for r in found if r["type"] == "launcher")
+    assert (row["launches"], row["stack"][-2:]) == (11, ["main", "replay"])
 
 
 def test_losses_of_a_kernel_that_executed_nothing_in_the_interval() -> None:

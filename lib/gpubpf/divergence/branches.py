@@ -21,7 +21,7 @@ from gpubpf.records.fields import KERNEL, MANGLED, OWNER, STAMP
 from gpubpf.records.kernel_shapes import known_site_name
 from gpubpf.records.launch_shape import Warp
 from gpubpf.session.records import BUDGET, LOG_LOST, NOT_PROBED, of_every_tool
-from gpubpf.show.fields import Field, Fields
+from gpubpf.show.fields import Field, Fields, many
 
 if TYPE_CHECKING:
     from gpubpf.inject.values import Site
@@ -186,7 +186,13 @@ LAUNCHER = Fields(
         *_PLACE,
         Field("tid", "integer", "number of the host thread"),
         Field("name", "string?", "of the thread; null if it ended before warpdiv looked"),
-        Field("launches", "integer", "instrumented launches since the start, without those of graphs"),
+        Field("launches", "integer", "instrumented launches since the start, also as nodes of graphs"),
+        Field(
+            "stack",
+            many("string"),
+            "functions of the host stack from which the thread made most of these launches, outermost first; [] if unknown",
+            get=lambda one: list(one.stack),
+        ),
         STAMP,
     ),
 )

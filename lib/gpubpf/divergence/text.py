@@ -65,6 +65,12 @@ def _launchers(rows: Sequence[Launcher], full: bool) -> Iterator[str]:
         yield from table.wrap(
             f"{labels[place.mangled]}: of {table.count(count, 'launch')}: {', '.join(parts)}"
         )
+        yield from (
+            line
+            for one in of[:WORST]
+            if one.stack
+            for line in table.wrap(f"  {one.tid}: {' > '.join(one.stack)}")
+        )
 
 
 def lines(found: Found, by: str, top: int | None, full: bool, owners: OwnerColumns) -> Iterator[str]:
