@@ -196,9 +196,10 @@ class BPF:
         """Run `fn_name`, whose context is `struct gpu_access`, in each thread before a memory access.
 
         kinds: the kinds of access to probe, from KINDS.
-        spaces: the spaces to probe, from SPACES and UNADDRESSED_SPACES. Accesses to textures, surfaces and tensors have no address.
-            For textures and surfaces, the width is that of the elements in registers that the kernel uses. For a bulk tensor copy, the
-            width is 0. For wgmma, the width is that of one of 128 parts of the matrices in shared memory.
+        spaces: the spaces to probe, from SPACES and UNADDRESSED_SPACES. Accesses to textures, surfaces, tensors and tensor
+            memory ("tmem") have no address. For textures and surfaces, the width is that of the elements in registers that the
+            kernel uses. For bulk tensor copies and tcgen05.mma, the width is 0. For wgmma, the width is that of one of 128 parts of
+            the matrices in shared memory.
         alike: a power of two, or 0. If it is not 0, the program must do the same when all addresses move by a multiple of this many
             bytes, or, if the addresses are equal modulo this number, by any constant. Then the program runs only once for loads or
             stores that are known to differ in this way. The sites of the other accesses name the probed site as `like`.
@@ -219,7 +220,7 @@ class BPF:
         reads = {argument.field for argument in self.attached.fragment(probe).arguments}
         if "address" in reads and set(UNADDRESSED_SPACES) & set(probe.spaces):
             raise UsageError(
-                f"{fn_name} reads ctx->address, which accesses to textures, surfaces and tensors lack"
+                f"{fn_name} reads ctx->address, which accesses to textures, surfaces, tensors and tensor memory lack"
             )
         self.attached.add(probe)
 

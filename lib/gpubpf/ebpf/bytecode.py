@@ -91,6 +91,7 @@ UNADDRESSED_SPACES = (
     "texture",
     "surface",
     "tensor",
+    "tmem",
 )  # follow SPACES in the enum; accesses to these spaces have no address
 READS, WRITES, RETURNS = 1, 2, 4
 SWAPS, COMPARES = 8, 16  # an atomic stores its operand always, or only if the old value is that in `high`

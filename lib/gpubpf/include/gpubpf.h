@@ -71,7 +71,7 @@ struct gpu_barrier_leave {
 struct gpu_access {
     u64 launch;
     u64 site;
-    u64 address; /* of the first byte; an offset in the block's shared memory or the thread's local memory; none of textures, surfaces and tensors */
+    u64 address; /* of the first byte; an offset in the block's shared memory or the thread's local memory; none of textures, surfaces, tensors and tensor memory */
     u64 width;   /* bytes that this lane accesses */
     u64 space;   /* GPU_GLOBAL … */
     u64 kind;    /* GPU_LOAD … */
@@ -159,7 +159,7 @@ struct gpu_instruction {
     u64 operand0, operand1, operand2, operand3;
 };
 
-enum gpu_space { GPU_GLOBAL, GPU_SHARED, GPU_LOCAL, GPU_CONST, GPU_TEXTURE, GPU_SURFACE, GPU_TENSOR };
+enum gpu_space { GPU_GLOBAL, GPU_SHARED, GPU_LOCAL, GPU_CONST, GPU_TEXTURE, GPU_SURFACE, GPU_TENSOR, GPU_TMEM };
 enum gpu_kind { GPU_LOAD, GPU_STORE, GPU_ATOMIC, GPU_ASYNC };
 enum gpu_effect { GPU_READS = 1, GPU_WRITES = 2, GPU_RETURNS = 4 }; /* RETURNS: an atomic returns the old value, which is used */
 enum gpu_type {

@@ -46,7 +46,7 @@ struct gpu_shared_traffic {         /* of shared memory */
     u64 ways_max;
 };
 
-struct gpu_unaddressed_traffic {          /* of textures, surfaces and tensors, whose addresses are unknown */
+struct gpu_unaddressed_traffic {          /* of textures, surfaces, tensors and tensor memory, whose addresses are unknown */
     u64 requests, accesses;
 };
 
@@ -532,7 +532,7 @@ static inline int gpu_add_again(struct gpu_traffic *cell, struct gpu_shared_traf
     return 0;
 }
 
-/* Adds a request of a texture, surface or tensor by these lanes; 0: all lanes that run this. Returns 0. */
+/* Adds a request of a texture, surface, tensor or tensor memory by these lanes; 0: all lanes that run this. Returns 0. */
 static inline int gpu_add_unaddressed_request(struct gpu_unaddressed_traffic *cell, gpu_mask lanes) {
     gpu_mask active = lanes ?: gpu_active();
     if (gpu_first(active)) {

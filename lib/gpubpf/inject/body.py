@@ -728,7 +728,7 @@ class Body:
 
         `tex` always names four elements, also if the kernel uses fewer.
         """
-        if access.space == "tensor":
+        if access.space not in ("texture", "surface"):
             return access
         found = computation(self._in_elements(index, self.flow.instruction(index)))
         if access.kind != "load" or found is None or not found.written:

@@ -8,7 +8,8 @@
 The maps are site arrays: `global_cells` (also for constants), `local_cells`, `shared_cells`, `unaddressed_cells`. A cell counts
 requests by pattern. Indices below PART count requests of all lanes of a warp, and of single lanes; their sectors and other numbers
 follow from the width, and are derived here rather than on the device. Indices from PART on count all other requests. For textures,
-surfaces and tensors (`unaddressed_cells`), only the numbers of requests and lanes are known. docs/memory.md defines all numbers.
+surfaces, tensors and tensor memory (`unaddressed_cells`), only the numbers of requests and lanes are known. docs/memory.md defines
+all numbers.
 """
 
 from __future__ import annotations
@@ -110,13 +111,13 @@ class SiteTraffic(Record):
 
     @property
     def has_addresses(self) -> bool:
-        """Whether the addresses are known, and with them pattern, sectors and waste. False for textures, surfaces and tensors."""
+        """Whether the addresses are known, and with them pattern, sectors and waste. False for UNADDRESSED_SPACES."""
         return self.space not in UNADDRESSED_SPACES
 
     @property
     def has_bytes(self) -> bool:
-        """Whether the bytes are known. False for bulk tensor copies."""
-        return not _is_tensor_copy(self.site)
+        """Whether the bytes are known. False for bulk tensor copies and tcgen05.mma."""
+        return not _is_tensor_copy(self.site) and not _is_multiplication(self.site)
 
     @property
     def in_device_memory(self) -> bool:
@@ -758,8 +759,13 @@ def _is_tensor_copy(site: Site) -> bool:
     return site.space == "tensor" and site.kind == "async"
 
 
+def _is_multiplication(site: Site) -> bool:
+    """Return whether a site is a tcgen05.mma: only a register says which matrices it reads and writes."""
+    return site.space == "tmem" and not site.width
+
+
 def may_hide_bytes(site: Site) -> bool:
-    """Return whether a site whose addresses are unknown may touch allocations. wgmma only reads shared memory."""
+    """Return whether a site whose addresses are unknown may touch allocations. wgmma and tcgen05 access none."""
     return site.space in ("texture", "surface") or _is_tensor_copy(site)
 
 

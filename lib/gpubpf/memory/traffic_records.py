@@ -39,13 +39,13 @@ SITE = Fields(
         Field(
             "space",
             "|".join(("global", "shared", "local", "const", *UNADDRESSED_SPACES)),
-            "in the last three, all that depends on addresses is null",
+            "in the last four, all that depends on addresses is null",
         ),
         Field(
             "width",
             "integer?",
             "bytes per lane of the whole, possibly vector, access; for copies whose size is only known at run time, the rounded "
-            "mean; null for bulk tensor copies, as bytes",
+            "mean; null for bulk tensor copies and tcgen05.mma, as bytes",
         ),
         Field("opcode", "string", "empty in kernels without PTX"),
         Field("source", "string?", "file.cu:12, or null"),
@@ -87,7 +87,7 @@ SITE = Fields(
     csv_fields=(Field("stride_min", "number"), Field("stride_max", "number")),
     notes="With --sample-blocks or --sample-warps, the sums are estimates, and maxima are those of the sample.",
 )
-_ELSEWHERE = "without shared memory, textures, surfaces and tensors"
+_ELSEWHERE = "without shared memory, textures, surfaces, tensors and tensor memory"
 KERNEL_RECORD = Fields(
     "kernel",
     "One for each kernel, after its instructions.",

@@ -160,8 +160,10 @@ class SiteGroup(Record):
 
 
 def _operation(site: SiteTraffic) -> str:
-    """Return the operation and the memory: `ld.global`; `tex.2d`, `cp.tensor.2d` and `wgmma` where the address is unknown."""
+    """Return the operation and the memory: `ld.global`; `tex.2d`, `cp.tensor.2d`, `tcgen05.ld` where the address is unknown."""
     name, *modifiers = site.site.opcode.split(".")
+    if site.space == "tmem":
+        return ".".join((name, *modifiers[:1]))
     if site.has_addresses or not site.has_bytes:
         name = f"{_OPS[site.site.kind]}.{site.space}"
     return ".".join((name, *(m for m in modifiers if not site.has_addresses and _GEOMETRY.fullmatch(m))))
@@ -341,6 +343,8 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
         yield f"textures and surfaces: asked for {size(asked)}; addresses, and so sectors and waste, are unknown"
     if copies := sum(row.sum("requests") for row in tensors if not row.sites[0].has_bytes):
         yield f"bulk tensor copies: {table.count(kernel.estimated(copies), 'request')}; addresses and bytes are unknown"
+    if memory := [row for row in rows if row.sites[0].space == "tmem"]:
+        yield f"tensor memory: {'; '.join(_tensor_memory(kernel, memory))}"
     if asked := sum(row.sum("bytes") for row in tensors):
         yield f"wgmma: asked for {size(kernel.estimated(asked))} of shared memory; bank conflicts are unknown"
     phases = sum(row.sum("phases") for row in shared)
@@ -357,6 +361,16 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     yield from _polling(rows)
     if kernel.unknown:
         yield f"left out: {table.count(kernel.estimated(kernel.unknown), 'request')} at unknown sites"
+
+
+def _tensor_memory(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
+    """Yield what instructions of each kind did with tensor memory (tcgen05)."""
+    for kind, did in (("load", "loads of"), ("store", "stores of"), ("async", "copies of")):
+        moved = [row for row in rows if row.sites[0].site.kind == kind]
+        if asked := sum(row.sum("bytes") for row in moved):
+            yield f"{did} {size(kernel.estimated(asked))}"
+    if count := sum(row.sum("requests") for row in rows if not row.sites[0].has_bytes):
+        yield f"{table.count(kernel.estimated(count), 'multiplication')} of unknown size"
 
 
 def _by_place(rows: Iterable[SiteGroup], field: str) -> Counter[str]:

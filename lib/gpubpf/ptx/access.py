@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from gpubpf.record import replace
 
-from .module import Address, Immediate, Name, Not, Operand, PtxInstruction, type_size
+from .module import Address, Immediate, Name, Not, Operand, PtxInstruction, Vector, type_size
 from .opcodes import TABLE, facts, is_of_parameters
 
 
@@ -85,6 +85,7 @@ _SPACE_NAMES = {
 # Instructions whose addresses are unknown, by the names that reports use: kind and space. Programs that need no address see them.
 UNADDRESSED = {row.name: row.unaddressed for row in TABLE.values() if row.unaddressed is not None}
 _KINDS = {"loads": "load", "stores": "store", "atomics": "atomic"}
+_COPIED_SHAPE = re.compile(r"(\d+)x(\d+)b")  # lanes of tensor memory, and bits in each
 _WGMMA_SHAPE = re.compile(r"m64n(\d+)k\d+")
 
 
@@ -136,18 +137,20 @@ def unprobed(instruction: PtxInstruction) -> str | None:
 
 
 def unaddressed_accesses(instruction: PtxInstruction) -> tuple[Access, ...]:
-    """Return the access of an instruction to a texture, surface or tensor, whose address is unknown; () for other instructions.
+    """Return the access of an instruction to a texture, surface, tensor or tensor memory, whose address is unknown; else ().
 
     The width of an access to a texture or surface is that of all elements in registers, which may differ from those in memory. The
     width of a wgmma is what each of the 128 lanes would read of the matrices in shared memory if the lanes shared the work. The width
-    of a tensor copy is 0, because it is unknown.
+    of a tensor copy is 0, because it is unknown. So is that of a tcgen05.mma, whose shape is in a register.
     """
     unaddressed = facts(instruction).unaddressed
     if unaddressed is None:
         return ()
     kind, space = unaddressed
     width = 0
-    if space != "tensor":
+    if space == "tmem":
+        width = _width_in_tensor_memory(instruction)
+    elif space != "tensor":
         width = _width_of_image(instruction)
     elif kind == "load":
         width = _width_of_wgmma(instruction)
@@ -172,11 +175,22 @@ def _width_of_wgmma(instruction: PtxInstruction) -> int:
     return (64 * 32 * in_shared + columns * (64 if "sp" in instruction.modifiers else 32)) // 128
 
 
+def _width_in_tensor_memory(instruction: PtxInstruction) -> int:
+    """Return the bytes of a lane's registers (tcgen05.ld, .st), or those that one thread moves (.cp, .shift); 0 for .mma."""
+    modifiers = instruction.modifiers
+    if modifiers[:1] in (("ld",), ("st",)):
+        return 4 * next((len(o.items) for o in instruction.operands if isinstance(o, Vector)), 1)
+    if modifiers[:1] == ("shift",):
+        return 31 * 32  # 31 lanes of 256 bits
+    shape = next(filter(None, map(_COPIED_SHAPE.fullmatch, modifiers)), None)
+    return int(shape[1]) * int(shape[2]) // 8 if shape else 0
+
+
 def _read(instruction: PtxInstruction, is_predicate: Callable[[str], bool]) -> tuple[Access, ...] | None:
     """Return the accesses of an instruction; None if it has no address or an unknown form."""
     opcode, modifiers = instruction.opcode, instruction.modifiers
     addresses = [o for o in instruction.operands if isinstance(o, Address)]
-    if not addresses:
+    if not addresses or facts(instruction).unaddressed is not None:
         return None
     if opcode == "cp":
         return _copy(instruction, addresses, is_predicate)
@@ -198,7 +212,14 @@ def _read(instruction: PtxInstruction, is_predicate: Callable[[str], bool]) -> t
         return None
     return _some(
         Access(
-            kind, _space(modifiers), width, addresses[0], size, reads=kind != "store", writes=kind != "load"
+            kind,
+            _space(modifiers),
+            width,
+            addresses[0],
+            size,
+            lanes=1 if opcode == "tcgen05" else 32,  # the warp stores one address of tensor memory (alloc)
+            reads=kind != "store",
+            writes=kind != "load",
         )
     )
 

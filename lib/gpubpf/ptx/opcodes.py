@@ -9,8 +9,10 @@ To add an opcode, add a row to `_ROWS`. The emulated device takes the same rows;
 Kinds of work (`threadhist --work`):
 
 instructions  every PTX instruction that the thread reaches, including `ld.param`, `bra`, `call`, `ret`, and those predicated off.
-loads         ld, ldu, ldmatrix, wmma.load, multimem.ld_reduce and cp.async (its source), of every space but .param.
-stores        st, stmatrix, wmma.store, st.async, st.bulk, multimem.st and cp.async (its destination), of every space but .param.
+loads         ld, ldu, ldmatrix, wmma.load, multimem.ld_reduce, tcgen05.ld, and the sources of cp.async and tcgen05.cp, of every space
+              but .param.
+stores        st, stmatrix, wmma.store, st.async, st.bulk, multimem.st, tcgen05.st, tcgen05.alloc, and the destinations of cp.async and
+              tcgen05.cp, of every space but .param.
 atomics       atom, red, red.async, multimem.red, cp.reduce.async.
 barriers      bar and barrier (arrive, sync, red, cluster arrive and wait), but neither bar.warp.sync nor mbarrier.
 blocks        basic blocks entered. A block begins at the start of the kernel or function, at a label that is the target of a
@@ -47,7 +49,7 @@ class Facts(Record):
     adds_carry  the instruction reads the carry flag
     spaces      the state spaces and forms of an instruction with one address of any space
     moves       False: the instruction has an address in brackets, but moves no data (caches, barriers, queries, addresses)
-    unaddressed the kind and space of an access whose address is unknown (textures, surfaces, tensors)
+    unaddressed the kind and space of an access whose address is unknown (textures, surfaces, tensors, tensor memory)
     is_opaque   the instruction accesses memory, and no program can see the access
     has_value   False: lanes share what the instruction loads or stores, or the instruction stores zeros
     is_late     the floating-point result arrives later, so programs cannot see it
@@ -82,7 +84,7 @@ class Facts(Record):
     @property
     def is_of_image(self) -> bool:
         """Whether the instruction accesses a texture or surface."""
-        return self.unaddressed is not None and self.unaddressed[1] != "tensor"
+        return self.unaddressed is not None and self.unaddressed[1] in ("texture", "surface")
 
 
 def _rows() -> Iterator[Facts]:
@@ -182,10 +184,25 @@ def _rows() -> Iterator[Facts]:
     yield Facts("wgmma.mma_async", result="nothing", mixed=True, unaddressed=("load", "tensor"), is_late=True)
     tensor = Facts("tcgen05", result="any", mixed=True)
     yield tensor
-    yield replace(tensor, name="tcgen05.commit", moves=False)
-    for name in "alloc cp ld shift st".split():
-        yield replace(tensor, name=f"tcgen05.{name}", is_opaque=True)
-    yield replace(tensor, name="tcgen05.mma", is_opaque=True, is_late=True)
+    tensor = replace(tensor, result="nothing")
+    for name in "commit dealloc fence relinquish_alloc_permit wait".split():
+        yield replace(tensor, name=f"tcgen05.{name}", moves=False)
+    yield replace(tensor, name="tcgen05.alloc", counts=("stores",), waits="blocks", has_value=False)
+    copied = ("async", "tmem")
+    yield replace(tensor, name="tcgen05.cp", counts=("loads", "stores"), unaddressed=copied)
+    yield replace(tensor, name="tcgen05.shift", unaddressed=copied)
+    yield replace(tensor, name="tcgen05.mma", unaddressed=copied, is_late=True)
+    yield replace(
+        tensor,
+        name="tcgen05.ld",
+        counts=("loads",),
+        result="value",
+        unaddressed=("load", "tmem"),
+        has_value=False,
+    )
+    yield replace(
+        tensor, name="tcgen05.st", counts=("stores",), unaddressed=("store", "tmem"), has_value=False
+    )
     yield Facts("tensormap", result="nothing")
     for name in "tensormap.cp_fenceproxy tensormap.replace".split():
         yield Facts(name, result="nothing", is_opaque=True)

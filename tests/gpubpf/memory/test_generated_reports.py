@@ -33,6 +33,11 @@ TENSORS = {
     "async": "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group",
     "load": "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16",
 }
+TENSOR_MEMORY = {  # kind → opcodes, each with its width
+    "load": (("tcgen05.ld.sync.aligned.32x32b.x128.b32", 512), ("tcgen05.ld.sync.aligned.16x64b.x1.b32", 4)),
+    "store": (("tcgen05.st.sync.aligned.16x256b.x2.b32", 32),),
+    "async": (("tcgen05.mma.cta_group::1.kind::f16", 0), ("tcgen05.cp.cta_group::1.128x256b", 4096)),
+}
 SUMS = (
     "accesses",
     "least",
@@ -52,7 +57,7 @@ ACCESS = np.dtype([("launch", "<u8"), ("site", "<u2"), ("how", "<u4"), ("address
 
 def site_traffic(rng: random.Random, place: int) -> traffic.SiteTraffic:
     kind = rng.choice(("load", "store", "atomic", "async"))
-    space = rng.choice(("global", "shared", "local", "const", "texture", "surface", "tensor"))
+    space = rng.choice(("global", "shared", "local", "const", "texture", "surface", "tensor", "tmem"))
     width = rng.choice((0, 1, 4, 16))
     if space == "tensor":
         kind = rng.choice(tuple(TENSORS))
@@ -64,6 +69,9 @@ def site_traffic(rng: random.Random, place: int) -> traffic.SiteTraffic:
         if space in UNADDRESSED_SPACES
         else "ld.global.f32"
     )
+    if space == "tmem":
+        kind = rng.choice(tuple(TENSOR_MEMORY))
+        opcode, width = rng.choice(TENSOR_MEMORY[kind])
     source = rng.choice((None, *FILES))
     site = Site(place, "k", 40 + place, source, rng.choice((1, 99_999)), "access", opcode, kind, space, width)
     if space in UNADDRESSED_SPACES:

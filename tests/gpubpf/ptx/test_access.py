@@ -225,7 +225,7 @@ stmatrix.sync.aligned.m16n8.x2.trans.shared.b8 [%r1], {%r1, %r2}; = store shared
 cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%rd1], [%r1], %r2, %h1;
     = async shared # %r2 [%r1], async global # %r2 [%rd1] written
 clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r2]; = - clusterlaunchcontrol.try_cancel
-tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32; = - tcgen05.alloc
+tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32; = store shared 4 [%r1] /1
 tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r1}, [%r2]; = - tcgen05.ld
 tcgen05.st.sync.aligned.32x32b.x1.b32 [%r2], {%r1}; = - tcgen05.st
 tcgen05.cp.cta_group::1.128x256b [%r1], %rd1; = - tcgen05.cp
@@ -455,6 +455,31 @@ def test_tensor_copies_have_unknown_bytes() -> None:
         )
     prefetch = parsed("sm_90", "cp.async.bulk.prefetch.tensor.1d.L2.global.tile [%rd1, {%r1}];")
     assert unaddressed_accesses(prefetch) == () and unprobed(prefetch) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "width"),
+    [
+        ("tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r1}, [%r2];", "load", 4),
+        ("tcgen05.ld.sync.aligned.16x256b.x1.pack::16b.b32 {%r1, %r2, %r3, %r4}, [%r5];", "load", 16),
+        ("tcgen05.ld.sync.aligned.16x32bx2.x2.b32 {%r1, %r2}, [%r5], 2;", "load", 8),
+        ("tcgen05.st.sync.aligned.16x128b.x1.b32 [%r1], {%r2, %r3};", "store", 8),
+        ("tcgen05.st.sync.aligned.16x32bx2.x1.b32 [%r1], 2, {%r2};", "store", 4),
+        ("tcgen05.cp.cta_group::1.128x256b [%r1], %rd1;", "async", 4096),
+        ("tcgen05.cp.cta_group::2.4x256b [%r1], %rd1;", "async", 128),
+        ("tcgen05.cp.cta_group::1.64x128b.warpx2::02_13 [%r1], %rd1;", "async", 1024),
+        ("tcgen05.cp.cta_group::1.32x128b.warpx4.b8x16.b4x16_p64 [%r1], %rd1;", "async", 512),
+        ("tcgen05.shift.cta_group::1.down [%r1];", "async", 31 * 32),
+        ("tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r3, %p1;", "async", 0),
+        ("tcgen05.mma.ws.sp.cta_group::1.kind::i8 [%r1], [%r2], %rd2, [%r4], %r3, %p1;", "async", 0),
+    ],
+)
+def test_tensor_memory(text: str, kind: str, width: int) -> None:
+    """Loads and stores have the bytes of a lane's registers; copies have those that one thread moves."""
+    instruction = parsed("sm_100a", text)
+    (found,) = unaddressed_accesses(instruction)
+    assert (found.kind, found.space, found.width) == (kind, "tmem", width)
+    assert (found.reads, found.writes) == (kind != "store", kind != "load")
 
 
 def test_other_instructions_access_no_texture() -> None:
