@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from conformance import bpf, bpftime, build, copies, programs, ptx, wheels
+from conformance import blackwell, bpf, bpftime, build, copies, programs, ptx, wheels
 from conformance.outcome import DIFFERENT, Outcome, table
 from conformance.tools import APIS, TOOLS
 
@@ -34,6 +34,7 @@ suites:
   rocprim       the same for rocPRIM's own tests, which need librocprim-dev and libgtest-dev
   programs      CUDA programs that you built: each executable in DIR, plain and under each tool
   copies        executables, PTX files and cubins in DIR: ptxas assembles what the tools make of each kernel; nothing runs
+  blackwell     PTX that is new with Blackwell: ptxas assembles each construct and its copies; see script/conformance blackwell --help
   wheels        what --list says of the kernels in Python wheels; see script/conformance wheels --help
 
 examples:
@@ -97,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["wheels"]:
         return wheels.main(argv[1:])
+    if argv[:1] == ["blackwell"]:
+        return blackwell.main(argv[1:])
     parser = argparse.ArgumentParser(
         prog="conformance",
         description=__doc__.split(":")[0] + ".",
