@@ -6,7 +6,28 @@
 #define CUDASIM_DEVICE_MATRIX_H
 
 enum { CS_FINITE = 1, CS_NEGATED = 2, CS_FROM_ZERO = 4 }; /* .satfinite; A × B is negated; C is ignored */
-enum { CS_F16, CS_BF16, CS_TF32, CS_F32, CS_E4M3, CS_E5M2, CS_S8, CS_U8, CS_S4, CS_U4, CS_S32 };
+enum { /* CS_E3M2, CS_E2M3: in the lower bits of a byte; CS_E2M1: in bits 2 to 5 of a byte; CS_F4: e2m1, eight in a register */
+       CS_F16,
+       CS_BF16,
+       CS_TF32,
+       CS_F32,
+       CS_E4M3,
+       CS_E5M2,
+       CS_E3M2,
+       CS_E2M3,
+       CS_E2M1,
+       CS_S8,
+       CS_U8,
+       CS_S4,
+       CS_U4,
+       CS_F4,
+       CS_S32
+};
+struct cs_scales {    /* of block scaling (9.7.14.3): `count` factors for each row of A and column of B */
+    const u32 *a, *b; /* of 32 lanes */
+    u32 byte_a, thread_a, byte_b, thread_b, count;
+    int e4m3; /* flag: factors are ue4m3, else ue8m0 */
+};
 typedef f64 cs_columns __attribute__((vector_size(64))); /* a row of eight columns */
 
 /* Writes the elements of a register, `step` apart, and returns their number. */
@@ -28,6 +49,19 @@ FN __attribute__((noinline)) u32 cs_unpack(f64 *to, u32 step, u32 x, u32 type) {
             for (u32 i = 0; i < 4; i++)
                 to[i * step] = f32_(f16_to_f32(fp8_to_f16(x >> 8 * i & 255, type == CS_E5M2)));
             return 4;
+        case CS_E3M2:
+        case CS_E2M3:
+            for (u32 i = 0; i < 4; i++)
+                to[i * step] = f32_(f16_to_f32(
+                    tiny_to_f16(x >> 8 * i & 63, type == CS_E3M2 ? 3 : 2, type == CS_E3M2 ? 2 : 3)));
+            return 4;
+        case CS_E2M1:
+            for (u32 i = 0; i < 4; i++)
+                to[i * step] = f32_(f16_to_f32(tiny_to_f16(x >> (8 * i + 2) & 15, 2, 1)));
+            return 4;
+        case CS_F4:
+            for (u32 i = 0; i < 8; i++) to[i * step] = f32_(f16_to_f32(tiny_to_f16(x >> 4 * i & 15, 2, 1)));
+            return 8;
         case CS_S8:
             for (u32 i = 0; i < 4; i++) to[i * step] = (s8)(x >> 8 * i);
             return 4;
@@ -88,10 +122,28 @@ FN void cs_sparse_rows(u8 *to, const u32 *metadata, u32 first, u32 k, u32 type) 
     }
 }
 
-/* `rows`: if A is sparse, what cs_sparse_rows found. A then has k / 2 columns. */
+INL f64 cs_scale(u32 x, int e4m3) {
+    if (e4m3) return f32_(f16_to_f32(fp8_to_f16(x & 127, 0)));
+    return x == 255 ? f64_(0x7ff8ull << 48) : f64_((u64)(1023 - 127 + x) << 52);
+}
+/* Multiplies A and B, of 16 rows and n columns, by their factors. Of each four lanes, two have those of a row and of the row 8 further on,
+ * and one has those of a column. */
+FN void cs_scale_blocks(f64 *a, f64 *b, const struct cs_scales *s, const u8 *rows, u32 n, u32 k) {
+    const u32 columns = rows ? k / 2 : k;
+    for (u32 i = 0; i < 16 * columns; i++) {
+        const u32 row = i / columns, chunk = (rows ? rows[i] : i % columns) * s->count / k;
+        a[i] *=
+            cs_scale(s->a[row % 8 * 4 + s->thread_a * 2 + row / 8] >> 8 * (s->byte_a + chunk) & 255, s->e4m3);
+    }
+    for (u32 i = 0; i < k * n; i++)
+        b[i] *=
+            cs_scale(s->b[i % n * 4 + s->thread_b] >> 8 * (s->byte_b + i / n * s->count / k) & 255, s->e4m3);
+}
+
+/* `rows`: if A is sparse, what cs_sparse_rows found. A then has k / 2 columns. `scales`: 0 without block scaling. */
 FN __attribute__((noinline)) void cs_mma(u32 (*d)[32], const void *const *ra, const void *const *rb,
                                          const void *const *rc, const u8 *rows, u32 m, u32 n, u32 k, u32 td,
-                                         u32 ta, u32 tb, u32 tc, u32 flags) {
+                                         u32 ta, u32 tb, u32 tc, u32 flags, const struct cs_scales *scales) {
     f64 a[16 * 64], b[64 * 256] __attribute__((aligned(64))), sums[16 * 256] __attribute__((aligned(64)));
     const u32 ea = cs_per_register(ta), eb = cs_per_register(tb), halves = m > 8 ? 2 : 1;
     const u32 columns = rows ? k / 2 : k;
@@ -105,6 +157,7 @@ FN __attribute__((noinline)) void cs_mma(u32 (*d)[32], const void *const *ra, co
         for (u32 l = 0; l < 32; l++)
             cs_unpack(b + cs_along(k, eb, 1, l, r) * n + cs_across(k, eb, 1, l, r), n,
                       ((const u32 *)rb[r])[l], tb);
+    if (scales) cs_scale_blocks(a, b, scales, rows, n, k);
     for (u32 i = 0; i < m * n / 32; i++)
         for (u32 l = 0; l < 32; l++) {
             f64 *const to = sums + cs_row(m, l, i) * n + cs_column(m, l, i);

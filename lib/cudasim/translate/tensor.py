@@ -25,17 +25,34 @@ from .values import Values, c_type, constant, immediate_bits, size_of
 # Bits of an element. Elements of fewer than 32 bits share a register.
 _BITS = {
     "f16": 16, "bf16": 16, "tf32": 32, "f64": 64, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1,
-    "f32": 32, "s32": 32,
+    "f32": 32, "s32": 32, "e3m2": 8, "e2m3": 8, "e2m1": 8, "f4": 4,
 }  # fmt: skip
+_SMALL = {"e3m2", "e2m3", "e2m1"}  # these fill a byte each; f4 stands for e2m1 in half a byte
+# Kinds of mma with block scaling: the types of factors, and how many a row of A has, by default first.
+_SCALES = {
+    "kind::mxf8f6f4": ({"ue8m0": (1,)}, 1),
+    "kind::mxf4": ({"ue8m0": (2,)}, 2),
+    "kind::mxf4nvf4": ({"ue8m0": (2, 4), "ue4m3": (4,)}, 0),
+}
+_UNSCALED = "const struct cs_scales *const scales_ = 0;"
 _DENSE = "const u8 *const rows_ = 0;"
 _SPARSE = {"sp", "sp::ordered_metadata"}
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
-_SAME = {"s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4", "e4m3": "fp8", "e5m2": "fp8"}
+_SAME = {
+    "s8": "int8",
+    "u8": "int8",
+    "s4": "int4",
+    "u4": "int4",
+    "e4m3": "fp8",
+    "e5m2": "fp8",
+    "f4": "fp4",
+} | dict.fromkeys(_SMALL, "fp8")
 _FLOAT_SUMS = {("f32", "f32")}
 _HALF_SUMS = {(d, c) for d in ("f16", "f32") for c in ("f16", "f32")}
 # The types of D and C by the type of A and B.
 _SUMS = {
     "f16": _HALF_SUMS, "bf16": _FLOAT_SUMS, "tf32": _FLOAT_SUMS, "fp8": {("f16", "f16"), ("f32", "f32")},
+    "fp4": {("f32", "f32")},
     "f64": {("f64", "f64")}, "int8": {("s32", "s32")}, "int4": {("s32", "s32")}, "b1": {("s32", "s32")},
 }  # fmt: skip
 _SHAPES = {
@@ -44,6 +61,7 @@ _SHAPES = {
         "bf16": {(16, 8, 8), (16, 8, 16)},
         "tf32": {(16, 8, 4), (16, 8, 8)},
         "fp8": {(16, 8, 16), (16, 8, 32)},
+        "fp4": {(16, 8, 64)},
         "f64": {(8, 8, 4), (16, 8, 4), (16, 8, 8), (16, 8, 16)},
         "int8": {(8, 8, 16), (16, 8, 16), (16, 8, 32)},
         "int4": {(8, 8, 32), (16, 8, 32), (16, 8, 64)},
@@ -54,6 +72,7 @@ _SHAPES = {
         "bf16": {(16, 8, 16), (16, 8, 32)},
         "tf32": {(16, 8, 8), (16, 8, 16)},
         "fp8": {(16, 8, 64)},
+        "fp4": {(16, 8, 128)},
         "int8": {(16, 8, 32), (16, 8, 64)},
         "int4": {(16, 8, 64), (16, 8, 128)},
     },
@@ -184,17 +203,23 @@ def multiply(v: Values, i: PtxInstruction) -> str:
     types = [x for x in m if x in _BITS]
     if len(types) == 2 and i.opcode == "wmma":
         types[1:1] = ["f16", "f16"]
+    kind = next((x for x in m if x.startswith("kind::")), "")
+    if kind in ("kind::mxf4", "kind::mxf4nvf4"):
+        types = ["f4" if t == "e2m1" else t for t in types]
     d_type, a_type, b_type, c_type_ = types
     columns = shape[2] // 2 if sparse else shape[2]
     a, b = Matrix("a", *shape[:2], columns, a_type), Matrix("b", *shape, b_type)
     c, d = Matrix("c", *shape, c_type_), Matrix("c", *shape, d_type)
-    fp8 = a.group == "fp8" and "kind::f8f6f4" in m  # the kind changes nothing for floats of 8 bits
+    scaled = kind in _SCALES
     if (
         not {"sync", "aligned"} <= set(m)
         or shape not in family.get(a.group, ())
         or a.group != b.group
         or (d_type, c_type_) not in _SUMS[a.group]
-        or any(x.startswith("block_scale") or (x.startswith("kind") and not fp8) for x in m)
+        or scaled != ("block_scale" in m)
+        or (scaled and d_type != "f32")
+        or (kind != "" and (a.group != ("fp4" if kind.startswith("kind::mxf4") else "fp8") or shape[2] < 32))
+        or (not kind and not _SMALL.isdisjoint(types))
     ):
         raise v.unsupported()
     v.code.alone = True
@@ -206,8 +231,8 @@ def multiply(v: Values, i: PtxInstruction) -> str:
     given = []
     for name, operand in zip("abc", i.operands[1:4], strict=True):
         items = _registers(v, operand, 8 if repeated and name != "c" else distinct[name])
-        kind = "f64" if a_type == "f64" else c_type_ if name == "c" and c_type_ == "f32" else "b32"
-        given.append(f"(const void *const[]){{{', '.join(_lanes(v, o, kind) for o in items)}}}")
+        of = "f64" if a_type == "f64" else c_type_ if name == "c" and c_type_ == "f32" else "b32"
+        given.append(f"(const void *const[]){{{', '.join(_lanes(v, o, of) for o in items)}}}")
     results = _registers(v, i.operands[0], distinct["d"])
     sizes = ", ".join(map(str, shape))
     if quads:
@@ -221,9 +246,10 @@ def multiply(v: Values, i: PtxInstruction) -> str:
         call = f"cs_mma_b1(d_, {', '.join(given)}, {sizes}, {int(operation == 'and')}, 0)"
     else:
         kinds = ", ".join(f"CS_{x.upper()}" for x in types)
-        rows = _sparse_rows(v, a, *i.operands[4:]) if sparse else _DENSE
+        rows = _sparse_rows(v, a, *i.operands[4:6]) if sparse else _DENSE
+        scales = _block_scales(v, kind, i.operands[-4:]) if scaled else _UNSCALED
         flags = "CS_FINITE" if "satfinite" in m else "0"
-        call = f"{rows} cs_mma(d_, {', '.join(given)}, rows_, {sizes}, {kinds}, {flags})"
+        call = f"{rows} {scales} cs_mma(d_, {', '.join(given)}, rows_, {sizes}, {kinds}, {flags}, scales_)"
     t = "b64" if a_type == "f64" else "b32"
     v.code.before = f"{c_type(size_of(t))} d_[{distinct['d']}][32]; {call};"
     return " ".join(v.dst(o, t, f"d_[{k}][l]") for k, o in enumerate(results))
@@ -248,6 +274,7 @@ def multiply_group(v: Values, i: PtxInstruction) -> str:
         or columns * _BITS[a_type] != 256
         or a.group != b.group
         or a_type in ("f64", "s4", "u4")
+        or not _SMALL.isdisjoint((a_type, b_type))
         or (d_type, d_type) not in _SUMS[a.group]
         or (sparse and a_type == "b1")
     ):
@@ -287,7 +314,9 @@ def multiply_group(v: Values, i: PtxInstruction) -> str:
         lines.append(f"cs_mma_b1(d_, ra_, rb_, c_, 16, {n}, {k}, 1, {flags[0]});")
     else:
         kinds = ", ".join(f"CS_{x.upper()}" for x in (d_type, a_type, b_type, d_type))
-        lines.append(f"{rows} cs_mma(d_, ra_, rb_, c_, rows_, 16, {n}, {k}, {kinds}, {' | '.join(flags)});")
+        lines.append(
+            f"{rows} cs_mma(d_, ra_, rb_, c_, rows_, 16, {n}, {k}, {kinds}, {' | '.join(flags)}, 0);"
+        )
     v.code.before = " ".join(lines)
     return " ".join(v.dst(o, "b32", f"d_[{r}][l]") for r, o in enumerate(registers))
 
@@ -316,6 +345,28 @@ def _sparse_rows(v: Values, a: Matrix, metadata: Operand, selector: Operand) -> 
         raise v.unsupported(f"sparsity selector {selector}")
     arguments = f"{_lanes(v, metadata, 'b32')}, {first}, {2 * a.k}, CS_{a.type.upper()}"
     return f"u8 rows_[{16 * a.k}]; cs_sparse_rows(rows_, {arguments});"
+
+
+def _block_scales(v: Values, kind: str, operands: tuple[Operand, ...]) -> str:
+    """Return C for `scales_`: the factors of block scaling, and which bytes of which lanes have them."""
+    m = v.instruction.modifiers
+    types, count = _SCALES[kind]
+    size = next((int(x[-2]) for x in m if x.startswith("scale_vec::")), count)
+    t = next((x for x in m if x in types), "")
+    if size not in types.get(t, ()):
+        raise v.unsupported()
+    fields = []
+    for name, data, place in (("a", *operands[:2]), ("b", *operands[2:])):
+        (factors,) = _registers(v, data, 1)
+        byte, thread = _registers(v, place, 2)
+        fields.append(f".{name} = {_lanes(v, factors, 'b32')}")
+        for what, operand, most in (("byte", byte, 4), ("thread", thread, 2 if name == "a" else 4)):
+            text = f"({_lanes(v, operand, 'b16')})[__builtin_ctz(mask)]"
+            if isinstance(operand, Immediate) and operand.integer >= most:
+                raise v.unsupported(f"{what}-id {operand}")
+            fields.append(f".{what}_{name} = {text} & {most - 1}")
+    fields += [f".count = {size}", f".e4m3 = {int(t == 'ue4m3')}"]
+    return f"const struct cs_scales scaling_ = {{{', '.join(fields)}}}, *const scales_ = &scaling_;"
 
 
 def _layout(m: tuple[str, ...]) -> str:
