@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 24
+#define CS_ABI 25
 #define CS_NO_PC 0xffffffffu
 #define CS_AT(LINE, ELAPSED) ((uint64_t)(LINE) | (uint64_t)(ELAPSED) << 32)
 
@@ -157,6 +157,41 @@ struct cs_map_change { /* tensormap.replace of one lane */
     uint64_t value; /* as PTX defines it */
 };
 
+enum { CS_TMEM_ALLOCATE, CS_TMEM_RELEASE, CS_TMEM_LOAD, CS_TMEM_STORE, CS_TMEM_COPY, CS_TMEM_MULTIPLY };
+enum { /* shapes of what tcgen05 moves */
+       CS_TMEM_32X32B,
+       CS_TMEM_16X64B,
+       CS_TMEM_16X128B,
+       CS_TMEM_16X256B,
+       CS_TMEM_16X32BX2,
+       CS_TMEM_128X256B,
+       CS_TMEM_128X128B,
+       CS_TMEM_64X128B_02_13,
+       CS_TMEM_64X128B_01_23,
+       CS_TMEM_32X128B
+};
+enum { CS_TMEM_F16, CS_TMEM_TF32, CS_TMEM_F8F6F4, CS_TMEM_I8, CS_TMEM_MXF8F6F4, CS_TMEM_MXF4 }; /* .kind */
+struct cs_tensor_memory { /* tcgen05 of a warp, or of one lane */
+    uint32_t operation;
+    uint32_t address; /* in tensor memory */
+    uint32_t count;   /* columns to allocate; repetitions of the shape */
+    uint32_t shape;   /* CS_TMEM_*X* */
+    uint32_t packed;  /* flag: a register has two columns (.pack::16b, .unpack::16b) */
+    uint32_t split;   /* .16x32bx2: from the first address to the second one */
+    uint32_t pair;    /* flag: .cta_group::2 */
+    uint32_t (*registers)[32];
+    /* CS_TMEM_MULTIPLY; a also of CS_TMEM_COPY */
+    uint32_t kind, descriptor;
+    uint32_t weights;     /* flag: .ws */
+    uint32_t a_in_memory; /* flag: a is an address in tensor memory, not a descriptor */
+    uint64_t a, b;
+    uint32_t keeps;     /* flag: D is added */
+    uint32_t halvings;  /* D is divided by two so often before (scale-input-d) */
+    uint32_t hidden[8]; /* a bit for each lane, of both blocks of a pair, that D is not written to */
+    uint32_t factors;   /* of each row in block scaling; 0: none */
+    uint32_t scale_a, scale_b;
+};
+
 struct cs_surface_access { /* suld, sust and sured of one lane */
     uint64_t handle;
     uint32_t geometry, layered, outside; /* outside: CS_SURFACE_* */
@@ -215,6 +250,8 @@ struct cs_services { /* called by generated code; those marked * do not return a
         uint32_t access); /* * host address of an address in the cluster's shared memory */
     uint32_t (*replicas)(struct cs_warp *w, uint64_t address, uint32_t size, uint32_t access,
                          uint8_t **out); /* * the memory of each device at an address of a multicast object */
+    uint32_t (*tensor_memory)(
+        struct cs_warp *w, const struct cs_tensor_memory *request); /* * the address of what it allocates */
 };
 
 struct cs_warp {

@@ -94,7 +94,7 @@ def _bulk(v: Values, i: PtxInstruction) -> str:
         text += f"for (u32 k_ = 0; k_ < n_; k_ += 16) {{ {copy} }} "
     if "bulk_group" not in m:
         text += _complete(v, operands[3], multicast)
-    return f"{{ {v.line()} {_for_each_rank(v, operands[4], text) if multicast else text} }}"
+    return f"{{ {v.line()} {for_each_rank(v, operands[4], text) if multicast else text} }}"
 
 
 def _of_rank(address: str, multicast: bool) -> str:
@@ -102,13 +102,13 @@ def _of_rank(address: str, multicast: bool) -> str:
     return f"cs_map_to_rank({address}, r_)" if multicast else address
 
 
-def _for_each_rank(v: Values, mask: Operand, text: str) -> str:
+def for_each_rank(v: Values, mask: Operand, text: str) -> str:
     """Return C that runs `text` for the rank `r_` of each block that the mask of a multicast names."""
     each = f"for (u32 ranks_ = {v.src(mask, 'b16')}; ranks_; ranks_ &= ranks_ - 1)"
     return f"{each} {{ const u32 r_ = (u32)__builtin_ctz(ranks_); {text} }}"
 
 
-def _in_shared(v: Values, operand: Operand) -> str:
+def in_shared(v: Values, operand: Operand) -> str:
     """Return an address in the block's shared memory. The operand may be a generic address."""
     is_shared = space_at(v, v.instruction, operand) == "shared"
     return v.address(operand) if is_shared else f"{v.address(operand)} - w->shared_window"
@@ -122,7 +122,7 @@ def _complete(v: Values, mbarrier: Operand, multicast: bool, paired: bool = Fals
     """
     if not multicast:
         return f"mbar_complete((u64 *){v.pointer('shared', v.address(mbarrier), 8, 'a')}, n_);"
-    address = _in_shared(v, mbarrier)
+    address = in_shared(v, mbarrier)
     v.forget_base()
     to = "cs_map_to_pair(b_, r_)" if paired else _of_rank("b_", multicast)
     return f"const u64 b_ = {address}; mbar_complete((u64 *){v.pointer('shared', to, 8, 'a')}, n_);"
@@ -174,7 +174,7 @@ def _tensor(v: Values, i: PtxInstruction) -> str:
         return f"{{ {text}api->tensor_copy(w, &c_); }}"
     paired = "cta_group::2" in m
     text += f"const u32 n_ = api->tensor_copy(w, &c_); {_complete(v, rest[0], multicast, paired)}"
-    return f"{{ {_for_each_rank(v, rest[1], text) if multicast else text} }}"
+    return f"{{ {for_each_rank(v, rest[1], text) if multicast else text} }}"
 
 
 # The fields of tensormap.replace that are constants, with the number of their values; and the fields that belong to a dimension.
@@ -241,7 +241,7 @@ def clusterlaunchcontrol(v: Values, i: PtxInstruction) -> str:
     v.code.alone = True
     place, mbarrier = i.operands
     everywhere = "multicast::cluster::all" in m
-    to = _in_shared(v, place) if everywhere else v.address(place)
+    to = in_shared(v, place) if everywhere else v.address(place)
     text = f"const u64 to_ = {to}; const u32 n_ = 16; "
     v.forget_base()
     space = space_at(v, i, place)

@@ -30,7 +30,7 @@ from gpubpf.ptx.module import (
 )
 from gpubpf.ptx.opcodes import facts
 
-from . import copies, dynamic_parallelism, matrix, memory, syntax, tensor, texture, video  # noqa: F401 (copies, texture, video: their instructions)
+from . import copies, dynamic_parallelism, matrix, memory, syntax, tensor, tensor_memory, texture, video  # noqa: F401 (copies, texture, video: their instructions)
 from .arithmetic import TABLE, lose_carry
 from .block import Block
 from .liveness import computed_again, mark_live
@@ -242,6 +242,9 @@ class FunctionCode:
                 continue
             if statement.opcode == "call":
                 self._checked(self._call, statement, scope)
+                continue
+            if statement.opcode == "tcgen05" and statement.modifiers[:1] in _TENSOR_MEMORY:
+                self._checked(self._tensor, statement, scope)
                 continue
             emit = TABLE.get(statement.opcode)
             if emit is None:
@@ -795,7 +798,7 @@ class FunctionCode:
         self._resume(after)
 
     def _tensor(self, i: PtxInstruction, scope: Scope) -> None:
-        """Translate mma, wmma and wgmma: all lanes arrive, then load, multiply or store."""
+        """Translate mma, wmma, wgmma, and tcgen05 of a warp: all lanes arrive, then load, multiply or store."""
         if i.opcode == "wgmma" and i.modifiers[0] in ("fence", "commit_group", "wait_group"):
             self._append(i, scope, "")  # a multiplication is done at once
             return
@@ -808,7 +811,9 @@ class FunctionCode:
         self._start(resume)
         v.begin(i, scope)
         moves = i.opcode == "wmma" and i.modifiers[0] in ("load", "store")
-        if i.opcode == "wgmma":
+        if i.opcode == "tcgen05":
+            v.code.text = tensor_memory.together(v, i)
+        elif i.opcode == "wgmma":
             v.code.text = tensor.multiply_group(v, i)
         else:
             v.code.text = tensor.transfer(v, i) if moves else tensor.multiply(v, i)
@@ -874,6 +879,7 @@ class FunctionCode:
         self._resume(after)
 
 
+_TENSOR_MEMORY = {(what,) for what in tensor_memory.TOGETHER}
 _CONTROL = {
     "bra": "_branch", "brx": "_branch_table", "ret": "_leave", "exit": "_leave", "trap": "_trap", "brkpt": "_trap",
     "bar": "_barrier", "barrier": "_barrier", "shfl": "_warp", "vote": "_warp", "match": "_warp", "redux": "_warp",

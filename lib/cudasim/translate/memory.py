@@ -38,6 +38,8 @@ def communicates(i: PtxInstruction) -> bool:
         return i.modifiers[:1] == ("reduce",) if i.opcode == "cp" else strong(i)
     if i.opcode in ("st", "cp"):
         return True
+    if i.opcode == "tcgen05":
+        return i.modifiers[:1] == ("commit",)
     return i.opcode in ("atom", "red", "mbarrier", "multimem") or (
         i.opcode == "call" and _called(i) == "vprintf"
     )

@@ -29,7 +29,7 @@ _BITS = {
 }  # fmt: skip
 _SMALL = {"e3m2", "e2m3", "e2m1"}  # these fill a byte each; f4 stands for e2m1 in half a byte
 # Kinds of mma with block scaling: the types of factors, and how many a row of A has, by default first.
-_SCALES = {
+_SCALES: dict[str, tuple[dict[str, tuple[int, ...]], int]] = {
     "kind::mxf8f6f4": ({"ue8m0": (1,)}, 1),
     "kind::mxf4": ({"ue8m0": (2,)}, 2),
     "kind::mxf4nvf4": ({"ue8m0": (2, 4), "ue4m3": (4,)}, 0),
@@ -133,7 +133,7 @@ def _shape(v: Values, i: PtxInstruction) -> tuple[int, int, int]:
     return m, n, k
 
 
-def _registers(v: Values, operand: Operand, count: int) -> tuple[Operand, ...]:
+def registers_of(v: Values, operand: Operand, count: int) -> tuple[Operand, ...]:
     items = operand.items if isinstance(operand, Vector) else (operand,)
     if len(items) != count:
         raise v.unsupported(f"{len(items)} registers for {count}")
@@ -157,7 +157,7 @@ def transfer(v: Values, i: PtxInstruction) -> str:
     # For f16, PTX gives A and B eight registers in every shape. Those that a shape does not need repeat the first ones.
     distinct = matrix.registers
     count = 8 if matrix.which in "ab" and t == "f16" else distinct
-    items = _registers(v, destination, count)
+    items = registers_of(v, destination, count)
     row_major = "row" in m
     bits, e = _BITS[t], matrix.per_register
     # whether the elements of a register are neighbours in memory
@@ -230,10 +230,10 @@ def multiply(v: Values, i: PtxInstruction) -> str:
     repeated = i.opcode == "wmma" and a_type == "f16"
     given = []
     for name, operand in zip("abc", i.operands[1:4], strict=True):
-        items = _registers(v, operand, 8 if repeated and name != "c" else distinct[name])
+        items = registers_of(v, operand, 8 if repeated and name != "c" else distinct[name])
         of = "f64" if a_type == "f64" else c_type_ if name == "c" and c_type_ == "f32" else "b32"
-        given.append(f"(const void *const[]){{{', '.join(_lanes(v, o, of) for o in items)}}}")
-    results = _registers(v, i.operands[0], distinct["d"])
+        given.append(f"(const void *const[]){{{', '.join(in_lanes(v, o, of) for o in items)}}}")
+    results = registers_of(v, i.operands[0], distinct["d"])
     sizes = ", ".join(map(str, shape))
     if quads:
         call = (
@@ -289,15 +289,15 @@ def multiply_group(v: Values, i: PtxInstruction) -> str:
     signs = numbers[:2] if a.group not in ("int8", "b1") else []
     turned = numbers[2:] if a_type in ("f16", "bf16") else []
     turned_a, turned_b = [0, *turned] if in_registers and turned else turned or [0, 0]
-    registers = _registers(v, destination, d.registers)
-    sums = ", ".join(_lanes(v, o, "f32" if d_type == "f32" else "b32") for o in registers)
+    registers = registers_of(v, destination, d.registers)
+    sums = ", ".join(in_lanes(v, o, "f32" if d_type == "f32" else "b32") for o in registers)
     lines = [
         f"w->line = {v.line_number(i.line)};",
         f"u32 d_[{d.registers}][32], a_[{a.registers}][32], b_[{b.registers}][32];",
     ]
     lines.append(f"const void *const c_[] = {{{sums}}};")
     if in_registers:
-        given = ", ".join(_lanes(v, o, "b32") for o in _registers(v, first, a.registers))
+        given = ", ".join(in_lanes(v, o, "b32") for o in registers_of(v, first, a.registers))
         lines.append(f"const void *const ra_[] = {{{given}}};")
     else:
         lines.append(
@@ -323,7 +323,7 @@ def multiply_group(v: Values, i: PtxInstruction) -> str:
 
 def _gathered(v: Values, into: str, descriptor: Operand, matrix: Matrix, first: str, turned: int) -> str:
     halves = 2 if matrix.which == "a" else 1
-    lanes = _lanes(v, descriptor, "b64")
+    lanes = in_lanes(v, descriptor, "b64")
     sizes = f"{matrix.registers}, {matrix.k}, {matrix.per_register}, {halves}, {turned}"
     return f"cs_gather(w, {into}, ({lanes})[__builtin_ctz(mask)], {first}, {sizes}); "
 
@@ -343,7 +343,7 @@ def _sparse_rows(v: Values, a: Matrix, metadata: Operand, selector: Operand) -> 
     first = selector.integer * lanes if isinstance(selector, Immediate) else -1
     if not 0 <= first < 4:
         raise v.unsupported(f"sparsity selector {selector}")
-    arguments = f"{_lanes(v, metadata, 'b32')}, {first}, {2 * a.k}, CS_{a.type.upper()}"
+    arguments = f"{in_lanes(v, metadata, 'b32')}, {first}, {2 * a.k}, CS_{a.type.upper()}"
     return f"u8 rows_[{16 * a.k}]; cs_sparse_rows(rows_, {arguments});"
 
 
@@ -356,12 +356,12 @@ def _block_scales(v: Values, kind: str, operands: tuple[Operand, ...]) -> str:
     if size not in types.get(t, ()):
         raise v.unsupported()
     fields = []
-    for name, data, place in (("a", *operands[:2]), ("b", *operands[2:])):
-        (factors,) = _registers(v, data, 1)
-        byte, thread = _registers(v, place, 2)
-        fields.append(f".{name} = {_lanes(v, factors, 'b32')}")
+    for name, data, place in (("a", operands[0], operands[1]), ("b", operands[2], operands[3])):
+        (factors,) = registers_of(v, data, 1)
+        byte, thread = registers_of(v, place, 2)
+        fields.append(f".{name} = {in_lanes(v, factors, 'b32')}")
         for what, operand, most in (("byte", byte, 4), ("thread", thread, 2 if name == "a" else 4)):
-            text = f"({_lanes(v, operand, 'b16')})[__builtin_ctz(mask)]"
+            text = f"({in_lanes(v, operand, 'b16')})[__builtin_ctz(mask)]"
             if isinstance(operand, Immediate) and operand.integer >= most:
                 raise v.unsupported(f"{what}-id {operand}")
             fields.append(f".{what}_{name} = {text} & {most - 1}")
@@ -374,7 +374,7 @@ def _layout(m: tuple[str, ...]) -> str:
     return f"{int(a == 'col')}, {int(b == 'col')}"
 
 
-def _lanes(v: Values, operand: Operand, t: str) -> str:
+def in_lanes(v: Values, operand: Operand, t: str) -> str:
     """Return a pointer to the 32 lanes' values of a source operand."""
     width = size_of(t)
     if isinstance(operand, Immediate):

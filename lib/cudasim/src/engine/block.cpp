@@ -336,7 +336,7 @@ void begin_block(Block &block, Job &job, uint64_t linear) {
     }
     block.threads = launch.block[0] * launch.block[1] * launch.block[2];
     block.warps = (block.threads + 31) / 32;
-    block.started = block.finished = block.exited = 0;
+    block.started = block.finished = block.exited = block.tensor_units = 0;
     block.end = launch.start_ns;
     if (job.kernel->reserved_shared)
         memset(block.shared.reserve(job.shared_size), 0, job.kernel->reserved_shared);

@@ -141,8 +141,10 @@ struct Block {
     ClusterBarrier cluster_barrier;
     uint32_t barriers_in_use = 0;  // a bit for each, and kClusterBarrier
     Buffer shared;
-    uint64_t random = 0;  // hostile mode
-    uint64_t wake = 0;    // if all its threads wait or sleep: when the first one wakes; else 0
+    Buffer tensor;              // tensor memory; no memory until it is used
+    uint32_t tensor_units = 0;  // a bit for each 32 columns of it that are allocated
+    uint64_t random = 0;        // hostile mode
+    uint64_t wake = 0;          // if all its threads wait or sleep: when the first one wakes; else 0
     uint64_t end =
         0;  // virtual clock: the end of the last thread of the finished warps, or the time of a fault
 
@@ -235,6 +237,7 @@ void *surface_texel(cs_warp *w, const cs_surface_access *access, uint32_t *is_si
 void surface_put(cs_warp *w, const cs_surface_access *access, const uint32_t *values, uint32_t count);
 uint32_t texture_query(cs_warp *w, uint64_t handle, uint32_t what, uint32_t level);
 uint32_t tensor_copy(cs_warp *w, const cs_tensor_copy *copy);
+uint32_t tensor_memory(cs_warp *w, const cs_tensor_memory *request);
 void change_map(cs_warp *w, const cs_map_change *change);
 
 struct Translation {

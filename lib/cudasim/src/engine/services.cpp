@@ -720,7 +720,7 @@ const cs_services services = {
     globaltimer,    nanosleep,      round32,     round64,     convert32,
     convert64,      texture_fetch,  surface,     surface_put, surface_texel,
     texture_query,  device_runtime, tensor_copy, change_map,  cluster_barrier,
-    cluster_shared, replicas,
+    cluster_shared, replicas,       tensor_memory,
 };
 
 }  // namespace cudasim
