@@ -231,7 +231,7 @@ def test_a_kernel_with_an_unknown_instruction_cannot_be_launched() -> None:
     run_python(
         """
         cu = Driver()
-        odd = ".visible .entry odd() { tcgen05.wait::ld.sync.aligned; ret; }"
+        odd = ".visible .entry odd() { tcgen05.shift.cta_group::1.down [0]; ret; }"
         module = cu.module(HEADER + odd + PUT)
         where = cu.memory(4)
         log = os.memfd_create("log")
@@ -243,7 +243,7 @@ def test_a_kernel_with_an_unknown_instruction_cannot_be_launched() -> None:
             assert cu.status("cuLaunchKernel", odd, 1, 1, 1, 1, 1, 1, 0, None, None, None) == 801
         os.dup2(stderr, 2)
         text = os.pread(log, 1000, 0).decode()
-        line = "PTX line 4: the embedded device does not support tcgen05.wait::ld.sync.aligned"
+        line = "PTX line 4: the embedded device does not support tcgen05.shift.cta_group::1.down"
         assert text == f"cudasim: kernel odd cannot run: {line}\\n", text
         cu.launch(cu.function(module, "put"), where, ctypes.c_int(9))
         assert cu.read(where) == [9]

@@ -336,8 +336,8 @@ def test_fork(device: Device) -> None:
     ("body", "message"),
     [
         (
-            "tcgen05.wait::ld.sync.aligned;",
-            "PTX line 6: the embedded device does not support tcgen05.wait::ld.sync.aligned",
+            "tcgen05.shift.cta_group::1.down [0];",
+            "PTX line 6: the embedded device does not support tcgen05.shift.cta_group::1.down",
         ),
         (
             ".reg .b32 %r; tex.1d.v4.f32.s32 {%r, %r, %r, %r}, [t, {%r}];",

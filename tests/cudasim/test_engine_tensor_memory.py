@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine_device import Array, Device
+from engine_device import Array, Device, DeviceFault
 from gpubpf_sass import need
 
 HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n"
@@ -32,10 +32,9 @@ def kernel(name: str, body: str, columns: int, group: int = 1, before: str = "")
 
     The body finds the address of its tensor memory in %r1, the same with the warp's lanes in %r2, and shared memory in %r7.
     """
-    stores = " ".join(
-        f"tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%r9}}, [%r2+{c}]; tcgen05.wait::ld.sync.aligned; st.global.b32 [%rd4+{4 * c}], %r9;"
-        for c in range(columns)
-    )
+    stores = f"""mov.u32 %r290, %r2; add.u32 %r291, %r2, {columns}; mov.u64 %rd8, %rd4;
+OUT: tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%r9}}, [%r290]; tcgen05.wait::ld.sync.aligned; st.global.b32 [%rd8], %r9;
+add.u64 %rd8, %rd8, 4; add.u32 %r290, %r290, 1; setp.lt.u32 %p8, %r290, %r291; @%p8 bra OUT;"""
     cta = f"cta_group::{group}"
     return f""".visible .entry {name}(.param .u64 a, .param .u64 b) {before} {{
 .reg .b32 %r<300>; .reg .b64 %rd<9>; .reg .b16 %h<3>; .reg .pred %p<9>;
@@ -421,3 +420,44 @@ def test_multiplication(form: Form, virtual: bool, tmp_path: Path) -> None:
         word = found[block, lane, at]
         got = number(word, form.d)
         assert got == product[row, column].astype(got.dtype), (row, column)
+
+
+# --- what is a fault
+
+FAULTS = {
+    "other lanes": ("tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r10}, [%r1];", "of its number modulo 4"),
+    "columns that are not there": (
+        "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r10}, [%r2+512];",
+        "this tensor memory is not allocated",
+    ),
+    "more columns": (
+        "@%p2 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [at], 32;",
+        "not as many free columns",
+    ),
+    "another number of columns": (
+        "@%p2 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 48;",
+        "powers of two from 32 to 512 columns",
+    ),
+    "a type": (
+        "mov.u32 %r19, 0x8040790; @%p1 tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd5, %rd6, %r19, %p1;",
+        "has a type that this kind of tcgen05.mma has not",
+    ),
+    "a shape": (
+        "mov.u32 %r19, 0x8000010; @%p1 tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd5, %rd6, %r19, %p1;",
+        "does not multiply as this instruction descriptor says",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults(name: str) -> None:
+    body, why = FAULTS[name]
+    device = Device(HEAD + kernel("k", f"mov.b64 %rd5, 0; mov.b64 %rd6, 0; {body}", 1))
+    with pytest.raises(DeviceFault, match=why):
+        launched(device, np.zeros(4, np.uint8))
+
+
+def test_blocks_have_tensor_memory_of_their_own(tmp_path: Path) -> None:
+    body = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r2], {%r3}; tcgen05.wait::st.sync.aligned;"
+    found = launched(proven(HEAD + kernel("k", body, 2), tmp_path), np.zeros(4, np.uint8), 3)
+    assert (found[:, :, 0] == np.arange(3)[:, None]).all() and (found[:, :, 1] == 0xFFFFFFFF).all()

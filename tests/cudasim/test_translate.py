@@ -196,7 +196,7 @@ def test_lanes_run_loops_one_after_another_if_they_need_not_meet(body: str, one_
 
 
 def test_functions_that_no_kernel_reaches_are_left_out() -> None:
-    unknown = ".func unused() { tcgen05.wait::ld.sync.aligned; ret; }\n"
+    unknown = ".func unused() { tcgen05.shift.cta_group::1.down [0]; ret; }\n"
     text = translate(kernel("").replace(".visible", unknown + ".visible"))
     assert "fn_1(" in text and "fn_0(" not in text
 
@@ -233,7 +233,7 @@ def test_initial_values_and_addresses() -> None:
 
 def test_a_kernel_that_calls_what_is_not_known_is_left_out_alone() -> None:
     functions = """.extern .func gone();
-.func unknown() { tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [0], 32; ret; }
+.func unknown() { tcgen05.shift.cta_group::1.down [0]; ret; }
 .func through() { call unknown, (); ret; }
 .visible .entry first() { call through, (); ret; }
 .visible .entry second() { call gone, (); ret; }
@@ -241,7 +241,7 @@ def test_a_kernel_that_calls_what_is_not_known_is_left_out_alone() -> None:
     program = TranslatedModule(parse(kernel("").replace(".visible", functions + ".visible", 1)))
     assert list(program.codes) == ["k"]
     assert program.refused["first"].startswith(
-        "PTX line 5: the embedded device does not support tcgen05.alloc"
+        "PTX line 5: the embedded device does not support tcgen05.shift"
     )
     assert program.refused["second"] == "PTX line 8: function gone is not defined in this module"
 
