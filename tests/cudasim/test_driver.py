@@ -170,6 +170,36 @@ def test_launch_with_pointers_and_with_a_buffer() -> None:
     )
 
 
+def test_attributes_of_launches_work_or_are_refused_by_name(tmp_path: Path) -> None:
+    """Those that are hints change nothing, such as .preferredClusterDim (11). No kernel can update another node (13)."""
+    run_python(
+        """
+        cu = Driver()
+        put = cu.function(cu.module(HEADER + PUT), "put")
+        where = cu.memory(8)
+        class Attribute(ctypes.Structure):
+            _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
+        class Config(ctypes.Structure):
+            _fields_ = [("shape", ctypes.c_uint * 7), ("stream", ctypes.c_void_p),
+                        ("attributes", ctypes.POINTER(Attribute)), ("count", ctypes.c_uint)]
+        def status(number, *values):
+            value = ctypes.c_int(number)
+            arguments = (ctypes.c_void_p * 2)(ctypes.addressof(where), ctypes.addressof(value))
+            attribute = Attribute(number, 0, (ctypes.c_int * 16)(*values))
+            config = Config((1, 1, 1, 1, 1, 1, 0), None, ctypes.pointer(attribute), 1)
+            return cu.status("cuLaunchKernelEx", ctypes.byref(config), put, arguments, None)
+        for hint in (0, 1, 5, 6, 8, 9, 10, 11, 14, 16):
+            assert status(hint) == 0 and cu.read(where) == [hint]
+        assert status(13, 0) == 0 and cu.read(where) == [13]
+        cu.cuMemsetD32_v2(where, 7, ctypes.c_size_t(1))
+        os.dup2(os.open(os.environ["LOG"], os.O_WRONLY | os.O_CREAT), 2)
+        assert status(13, 1) == 801 and cu.read(where) == [7]
+        """,
+        LOG=str(tmp_path / "log"),
+    )
+    assert "no kernel nodes that kernels update" in (tmp_path / "log").read_text()
+
+
 def test_image_is_copied_and_errors_are_logged() -> None:
     run_python(
         """

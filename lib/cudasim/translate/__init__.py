@@ -5,6 +5,7 @@ values.py      operands as C expressions
 syntax.py      the forms that arithmetic instructions have
 arithmetic.py  one lane's arithmetic; video.py its scalar video instructions; memory.py its memory accesses
                copies.py asynchronous copies; matrix.py matrices that a warp moves
+               tensor.py multiplications from registers and shared memory; tensor_memory.py those from tensor memory
 function.py    basic blocks (block.py), calls, barriers, collectives
 liveness.py    registers that lanes keep between blocks
 lane_loops.py  loops that lanes run one after another

@@ -326,6 +326,11 @@ CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID at
     NodePointer node;
     if (CUresult status = find_node(handle, CU_GRAPH_NODE_TYPE_KERNEL, node)) return status;
     if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (attribute == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE &&
+        value->deviceUpdatableKernelNode.deviceUpdatable) {
+        log_line("the embedded device has no kernel nodes that kernels update");
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
     if (attribute == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
         if (CUresult status = set_cluster(node->operation.kernel, cluster_of(*value))) return status;
     if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)

@@ -473,6 +473,12 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
             case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
                 events.push_back(value.launchCompletionEvent.event);
                 break;
+            case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
+                if (value.deviceUpdatableKernelNode.deviceUpdatable) {
+                    log_line("the embedded device has no kernel nodes that kernels update");
+                    return CUDA_ERROR_NOT_SUPPORTED;
+                }
+                break;
             default: break;  // hints
         }
     }
