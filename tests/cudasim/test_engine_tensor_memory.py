@@ -422,6 +422,27 @@ def test_multiplication(form: Form, virtual: bool, tmp_path: Path) -> None:
         assert got == product[row, column].astype(got.dtype), (row, column)
 
 
+@pytest.mark.parametrize("virtual", [False, True])
+def test_lanes_that_are_not_written_and_a_scaled_sum(virtual: bool, tmp_path: Path) -> None:
+    """D = A x B, and then, in the lanes that are not hidden, D / 4 + A x B."""
+    form, rng = replace(_F16, n=8), np.random.default_rng(9)
+    a, b = codes(rng, "f16", (128, 16)), codes(rng, "f16", (8, 16))
+    shared = np.zeros(BYTES, np.uint8)
+    (first, second) = write(shared, 0, a, form, "f16", False), write(shared, B_AT, b, form, "f16", False)
+    masks = [0x1, 0xF0F0F0F0, 0, 0xFFFFFFFF]
+    text = multiplying(form, (first[0], second[0]), (first[1], second[1]), True)
+    assert text.count("%r19, %p7;") == 1
+    text = text.replace("%r19, %p7;", "%r19, {%r60, %r61, %r62, %r63}, %p7, 2;")
+    moves = " ".join(f"mov.u32 %r{60 + n}, {mask:#x};" for n, mask in enumerate(masks))
+    text = text.replace("mov.u32 %r19,", f"{moves} mov.u32 %r19,")
+    found = launched(proven(HEAD + text, tmp_path, virtual), shared)[0][:, :8].copy().view(np.float32)
+    values = [matrix.astype(np.uint16).view(np.float16).astype(float) for matrix in (a, b)]
+    product = values[0] @ values[1].T
+    for lane in range(128):
+        hidden = masks[lane // 32] >> lane % 32 & 1
+        assert (found[lane] == product[lane] * (1 if hidden else 1.25)).all(), lane
+
+
 # --- what is a fault
 
 FAULTS = {

@@ -144,6 +144,8 @@ def _multiplication(v: Values, i: PtxInstruction) -> list[str]:
         f".weights = {int(weights)}",
     ]
     if "block_scale" in m:
+        if "cta_group::2" in m:
+            raise v.unsupported()
         size = next((x for x in m if x.startswith(("scale_vec", "block16", "block32"))), "")
         factors = _FACTORS[kind][size]
         scale_a, scale_b, keeps = rest
