@@ -126,8 +126,8 @@ INL f64 cs_scale(u32 x, int e4m3) {
     if (e4m3) return f32_(f16_to_f32(fp8_to_f16(x & 127, 0)));
     return x == 255 ? f64_(0x7ff8ull << 48) : f64_((u64)(1023 - 127 + x) << 52);
 }
-/* Multiplies A and B, of 16 rows and n columns, by their factors. Of each four lanes, two have those of a row and of the row 8 further on,
- * and one has those of a column. */
+/* Multiplies A, of 16 rows, and B, of n columns, by their factors. Two lanes of each four have those of a row of A and of the row 8 further
+ * on; one lane has those of a column of B. */
 FN void cs_scale_blocks(f64 *a, f64 *b, const struct cs_scales *s, const u8 *rows, u32 n, u32 k) {
     const u32 columns = rows ? k / 2 : k;
     for (u32 i = 0; i < 16 * columns; i++) {

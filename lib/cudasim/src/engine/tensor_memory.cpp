@@ -381,7 +381,7 @@ class Multiplication {
     uint32_t m_, n_, k_, d_;  // d_: the type of D: f16, f32, s32
     Type a_, b_;
     bool packed_, scaled_, turned_a_, turned_b_;
-    double x_[8192], y_[64 * 256];  // A by rows, B by rows of K; a fault may leave them, so they are no vectors
+    double x_[8192], y_[64 * 256];  // A by rows, B by rows of K. Arrays, because a fault runs no destructors
 };
 
 // tcgen05.cp: rows of 16 or 32 bytes from shared memory. Several groups of 32 lanes may get the same row.
