@@ -60,3 +60,14 @@ def test_ptxas_assembles_the_copies(target: str, way: str) -> None:
     assert len(constructs) > 70
     found = blackwell.outcomes(target, constructs, (way,))
     assert len(found) == len(constructs) and {outcome.verdict for outcome in found} == {SAME}, table(found)
+
+
+def test_the_page_has_each_construct_and_what_the_device_executes() -> None:
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:5]]
+        for line in blackwell.PAGE.read_text().splitlines()
+        if line.startswith("| `")
+    ]
+    assert [row[0].strip("`") for row in rows] == list(CONSTRUCTS)
+    for name, targets, _, says in rows:
+        assert says == blackwell.executes(name.strip("`"), f"sm_{targets.split(',')[0]}"), name
