@@ -32,7 +32,7 @@ _forms = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_forms)
 FORMS, ROWS, module, parsed = _forms.FORMS, _forms.ROWS, _forms.module, _forms.parsed
 
-VALUELESS = ("ldmatrix", "stmatrix", "wmma.load", "wmma.store", "st.bulk")
+VALUELESS = ("ldmatrix", "stmatrix", "wmma.load", "wmma.store", "st.bulk", "tcgen05.alloc")
 
 
 @pytest.mark.parametrize("sm", FORMS)
