@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 # Null probes: kernels are replaced by copies whose probes are empty. The slowdown of a program is then the cost of the copies alone,
 # such as loads from global memory in place of constant memory. This is for benchmarks. It is not an option, since nothing is measured.
 NULL_PROBE_VARIABLE = "GPUBPF_NULL_PROBE"
-# Programs at accesses run at each execution, also where registers could count executions (Probe.keeps). Tests compare both.
+# Programs at accesses run for each access at each execution: also where accesses could share a program (Probe.alike), or registers
+# could count executions (Probe.keeps). Tests compare both.
 EACH_ACCESS_VARIABLE = "GPUBPF_EACH_ACCESS"
 EMPTY = Fragment(function="empty", ptx="{\n}", arguments=())
 
@@ -163,15 +164,16 @@ class Attached:
 
     def lowered_probes(self) -> list[PtxProbe]:
         """Return the probes with their lowered programs, for `images.instrument`; with null probes, with empty programs."""
-        empty = null_probes()
+        empty, each = null_probes(), bool(os.environ.get(EACH_ACCESS_VARIABLE))
         made = [
             replace(
                 probe.with_program(EMPTY if empty else self.fragment(probe)),
                 accumulate=None if empty else probe.accumulate,
+                alike=0 if each else probe.alike,
                 sampled=self.sampling.unit if self.sampling else "",
             )
             for probe in self.probes
-            if not (probe.keeps and os.environ.get(EACH_ACCESS_VARIABLE))
+            if not (each and (probe.keeps or probe.repeats))
         ]
         if self.budget is not None and self.probes:
             from gpubpf.inject import cost

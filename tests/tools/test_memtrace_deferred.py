@@ -1,4 +1,4 @@
-"""Executions that registers count have the same numbers as those that are examined one by one."""
+"""Accesses that share a probe, and executions that registers count, have the same numbers as those that are examined one by one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TOOL = [sys.executable, os.environ.get("MEMTRACE", str(REPOSITORY / "tools/memtrace.py")), "--device", "sim"]
 pytestmark = gpubpf_cuda.needs_cuda
 
-# Each kernel has a loop with accesses that the analysis knows, and lanes that part in another way.
+# Most kernels have a loop with accesses that the analysis knows, and lanes that part in another way.
 SOURCE = r"""
 #include <cstdio>
 #define KERNEL(name, ...) \
@@ -53,6 +53,13 @@ KERNEL(chased, LOOP(n) { int at = IN(i); sum += IN(at + 2 * x); })
 KERNEL(unequal, LOOP(x % 11) { sum += IN(2 * x + 8 * i); if (i == 6) return; })
 KERNEL(halves, LOOP(n) { if (i % 3) { sum += IN(4 * x + 8 * i); } else if (x < 16) { sum += IN(4 * x + 8 * i); } })
 KERNEL(further, LOOP(66000) sum += IN(2 * x))
+// Accesses that share a probe: of unrolled loops, and loads and stores of the same place.
+#define OUT(index) ((volatile int *)out)[1024 + (index)]
+KERNEL(tree, AT(x) = x; __syncthreads(); _Pragma("unroll") for (int k = 64; k; k /= 2) { if (x < k) AT(x) += AT(x + k);
+    __syncthreads(); } sum = AT(0))
+KERNEL(unrolled, _Pragma("unroll 4") for (int i = 0; i < n; i++) OUT(x + 64 * i) += IN(x + 64 * i) + IN(5 * x + 2 * i))
+KERNEL(updated, if (x % 3) { OUT(x) += 1; OUT(x + 1) = IN(x); OUT(x + 8) += IN(x + 8); } OUT(0) += 1; AT(3 * x) += 2)
+KERNEL(bytes, volatile char *at = (volatile char *)out + 5000 + x; at[0] += 1; at[32] = at[64]; at[33] += at[1])
 int main(int argc, char **) {
     int *out, *in;
     if (cudaMalloc(&out, 1 << 20) || cudaMalloc(&in, 1 << 20) || cudaMemset(in, 0, 1 << 20)) return 1;
@@ -80,6 +87,10 @@ int main(int argc, char **) {
     chased<<<1, 64>>>(6, out, in, 0);
     unequal<<<2, 64>>>(0, out, in, 0);
     halves<<<1, 64>>>(10, out, in, 0);
+    tree<<<2, 128>>>(0, out, in, 0);
+    unrolled<<<2, 64>>>(11, out, in, 0);
+    updated<<<3, 70>>>(0, out, in, 0);
+    bytes<<<2, 40>>>(0, out, in, 0);
     return cudaDeviceSynchronize() != cudaSuccess;
 }
 """
@@ -148,7 +159,11 @@ def test_each_kernel_defers_accesses(program: Path) -> None:
     done = subprocess.run([*TOOL, "--ptx", str(program)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     kernels = done.stdout.split(".visible .entry ")[1:]
-    assert len(kernels) == 17
-    for kernel in kernels:
+    assert len(kernels) == 21
+    loops = [
+        k for k in kernels if not any(name in k.partition("(")[0] for name in ("tree", "updated", "bytes"))
+    ]
+    assert len(loops) == 18
+    for kernel in loops:
         counts = "%gpubpf_0turns0" in kernel or "%gpubpf_0further0" in kernel
         assert counts, kernel.partition("(")[0]

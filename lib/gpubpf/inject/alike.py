@@ -1,6 +1,6 @@
 """Find accesses that differ from an earlier one of the same basic block only by a constant distance, for `Probe.alike`.
 
-    alike = Alike()
+    alike = Alike(moves_alike(probes))
     alike.enter()                                    # where a basic block or scope begins or ends
     alike.find(instruction, access, modulus)         # the site of an earlier access, or None
     alike.add(instruction, access, site)
@@ -9,13 +9,14 @@
 `count_unlike` counts the accesses of a function that are not alike to an earlier access.
 
 Two alike accesses differ only in the offset of their address, and no instruction between them overwrites the base register:
-`ld.shared.f32 %f1, [%r1+64];` after `ld.shared.f32 %f2, [%r1];`. Unrolled loops over tiles have many alike accesses.
+`ld.shared.f32 %f1, [%r1+64];` after `ld.shared.f32 %f2, [%r1];`. Unrolled loops over tiles have many alike accesses. A load and a
+store may be alike, too, as in `a[i] += b[i]`, unless the programs tell loads from stores.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from gpubpf.ptx.access import Access, accesses, unaddressed_accesses, without_operands
 from gpubpf.ptx.congruence import common_bits
@@ -26,14 +27,19 @@ from gpubpf.record import replace
 
 from .deferral import DeferredGroup
 from .exits import synchronizes
+from .probe_text import PtxProbe
 
 _Key = tuple[str | None, bool, Access]
 
 
 class Alike:
-    """The accesses of the current basic block, with which later accesses are compared."""
+    """The accesses of the current basic block, with which later accesses are compared.
 
-    def __init__(self) -> None:
+    moves: whether a load and a store may be alike (`moves_alike`)
+    """
+
+    def __init__(self, moves: bool) -> None:
+        self._moves = moves
         self._found: dict[_Key, list[tuple[int, int]]] = {}  # offset in bytes and site of each access
         # The groups of deferred accesses (deferral.py), by predicate and whether it is negated.
         self.groups: dict[tuple[str | None, bool], DeferredGroup] = {}
@@ -45,7 +51,7 @@ class Alike:
 
     def find(self, instruction: PtxInstruction, access: Access, modulus: int) -> int | None:
         """Return the site of an earlier access whose distance to `access` is a multiple of `modulus` bytes; None without one."""
-        key = _key(instruction, access)
+        key = self._key(instruction, access)
         if key is None:
             return None
         offset = access.address.offset
@@ -53,7 +59,7 @@ class Alike:
 
     def add(self, instruction: PtxInstruction, access: Access, site: int) -> None:
         """Record an access that has a probe."""
-        key = _key(instruction, access)
+        key = self._key(instruction, access)
         if key is not None:
             self._found.setdefault(key, []).append((access.address.offset, site))
 
@@ -78,15 +84,46 @@ class Alike:
             for one in [one for one in self.groups if one[0] in written]:
                 del self.groups[one]
 
+    def _key(self, instruction: PtxInstruction, access: Access) -> _Key | None:
+        """Return what two alike accesses have in common; None for accesses that are not compared."""
+        address = access.address
+        plain = access.kind in ("load", "store") and access.size is None and access.rows is None
+        if not plain or address.base is None or address.coordinates or address.index is not None:
+            return None
+        same = replace(access, address=replace(address, offset=0))
+        if self._moves:
+            same = replace(same, kind="load", reads=True, writes=False)
+        return instruction.predicate, instruction.negated, same
 
-def count_unlike(function: Function, variables: Mapping[str, Variable], modulus: int) -> Counter[Access]:
+
+def moves_alike(probes: Collection[PtxProbe]) -> bool:
+    """Return whether programs with `Probe.alike` do the same at a load as at a store.
+
+    A program may read the effect if another one is attached to the accesses that are alike (`Probe.repeats`).
+    """
+    at_access = [p for p in probes if p.point == "access" and p.alike]
+    repeated = {(p.kinds, p.spaces, p.kernels) for p in at_access if p.repeats}
+    for probe in at_access:
+        if probe.kinds and ("load" in probe.kinds) != ("store" in probe.kinds):
+            return False
+        if not probe.repeats:
+            told = {"kind"} if (probe.kinds, probe.spaces, probe.kernels) in repeated else {"kind", "effect"}
+            if any(a.kind == "context" and a.field in told for a in probe.program.arguments):
+                return False
+    return True
+
+
+def count_unlike(
+    function: Function, variables: Mapping[str, Variable], modulus: int, moves: bool
+) -> Counter[Access]:
     """Return an upper bound on the number of accesses that need a probe, by access without its operands.
 
     variables: the variables of the module
     modulus: `Probe.alike`
+    moves: whether a load and a store may be alike
     """
     bits = common_bits(function, variables)
-    alike, found = Alike(), Counter[Access]()
+    alike, found = Alike(moves), Counter[Access]()
     for index, (statement, spaces) in enumerate(with_spaces(function.body or (), variables)):
         if not isinstance(statement, PtxInstruction):
             if isinstance(statement, Label | Open | Close):
@@ -108,16 +145,6 @@ def step_of(access: Access, bits: Mapping[str, int], modulus: int) -> int:
     bits: the result of `congruence.common_bits`
     """
     return 1 if modulus <= 1 << bits.get(access.address.base or "", 0) else modulus
-
-
-def _key(instruction: PtxInstruction, access: Access) -> _Key | None:
-    """Return what two alike accesses have in common; None for accesses that are not compared."""
-    address = access.address
-    plain = access.kind in ("load", "store") and access.size is None and access.rows is None
-    if not plain or address.base is None or address.coordinates or address.index is not None:
-        return None
-    same = replace(access, address=replace(address, offset=0))
-    return instruction.predicate, instruction.negated, same
 
 
 def _registers(key: _Key) -> set[str]:

@@ -165,7 +165,7 @@ class Body:
         self.later = {index for products in self.products.values() for index in products}
         self.signature = {v.name for v in (*function.parameters, *function.returns)}
         self.addresses = 0
-        self.alike = Alike()
+        self.alike = Alike(plan.moves_alike)
         # Deferred accesses: their statements, the groups so far, and places whose text depends on all groups.
         self.modulus = min((p.alike for p in self.at_access if p.keeps), default=0)
         may = plan.deferred(function.name, self.modulus) if self.modulus and self.entry else NONE

@@ -23,7 +23,7 @@ from gpubpf.ptx.regions import Regions
 from gpubpf.ptx.symbols import FUNCTION, LAUNCH, PREFIX
 from gpubpf.record import Record, field, replace
 
-from .alike import count_unlike
+from .alike import count_unlike, moves_alike
 from .computation import Computation, computation, is_chosen, unseen_float
 from .cost import ADDED, SKIPPED
 from .deferral import NONE, Deferrable, deferrable
@@ -128,6 +128,7 @@ class InjectionPlan:
         self._probed: dict[tuple[str, int], Mapping[Access, int]] = {}
         self._computations: dict[str, list[tuple[str, Computation]]] = {}
         self._deferred: dict[str, Deferrable] = {}
+        self.moves_alike = moves_alike(every)
         apart = [p.program for p in every if p.keeps or p.point == AGAIN]
         self._apart = {id(f): f"{FUNCTION}again{n}" for n, f in enumerate({id(f): f for f in apart}.values())}
         self._names, self._forms = self._programs(reached)
@@ -361,7 +362,8 @@ class InjectionPlan:
         """Return the accesses of a function that get a probe of a program with this `Probe.alike`."""
         key = name, alike
         if key not in self._probed:
-            self._probed[key] = count_unlike(self.module.functions[name], self.module.variables, alike)
+            function, variables = self.module.functions[name], self.module.variables
+            self._probed[key] = count_unlike(function, variables, alike, self.moves_alike)
         return self._probed[key]
 
     def contents(self, name: str) -> Contents:

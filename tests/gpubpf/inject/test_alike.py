@@ -62,7 +62,9 @@ def likes(body: str, alike: int = 32) -> list[int | None]:
             [None, None],
         ),
         ("{ .reg .b32 %r1; ld.shared.f32 %f1, [%r1]; } ld.shared.f32 %f2, [%r1+32];", [None, None]),
-        ("ld.shared.f32 %f1, [%r1]; st.shared.f32 [%r1+32], %f1;", [None, None]),
+        ("ld.shared.f32 %f1, [%r1]; st.shared.f32 [%r1+32], %f1; ld.shared.f32 %f1, [%r1];", [None, 0, 0]),
+        ("st.shared.f32 [%r1], %f1; ld.shared.f32 %f1, [%r1+4];", [None, None]),
+        ("ld.shared.f32 %f1, [%r1]; atom.shared.add.u32 %r2, [%r1], 1;", [None, None]),
         ("st.shared.f32 [%r1], %f1; st.shared.f32 [%r1+32], %f1;", [None, 0]),
         ("ld.shared.f32 %f1, [%r1]; ld.shared.v2.f32 {%f2, %f3}, [%r1+32];", [None, None]),
         ("ld.shared.f32 %f1, [%r1]; ld.global.f32 %f2, [%rd1+32]; ld.f32 %f3, [%rd1];", [None, None, None]),
@@ -96,6 +98,33 @@ def test_all_programs_of_an_access_must_do_the_same() -> None:
             for space, a in (("shared", 32), ("global", other))
         ]
         assert [site.like for site in inject(parse(text), {"k": probes}).kernels["k"].sites] == expected
+
+
+LOADS, STORES = {"kinds": ("load",)}, {"kinds": ("store",)}
+
+
+@pytest.mark.parametrize(
+    ("field", "repeats", "kinds", "expected"),
+    [
+        ("site", False, [{}], [None, 0]),
+        ("kind", False, [{}], [None, None]),
+        ("kind", True, [{}], [None, None]),
+        ("effect", False, [{}], [None, None]),
+        ("effect", True, [{}], [None, 0]),  # the other program sees the effect of the store
+        ("site", False, [LOADS], [None]),
+        ("site", False, [LOADS, STORES], [None, None]),
+        ("site", False, [{"kinds": ("load", "store")}, {"kinds": ("atomic",)}], [None, 0]),
+    ],
+)
+def test_loads_and_stores_are_alike_if_programs_do_not_tell_them_apart(
+    field: str, repeats: bool, kinds: list[dict[str, tuple[str, ...]]], expected: list[int | None]
+) -> None:
+    sees = replace(COUNT, arguments=(*COUNT.arguments, Argument("what", "b32", "context", field=field)))
+    body = "ld.shared.f32 %f1, [%r1]; st.shared.f32 [%r1+32], %f1;"
+    text = f"{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b32 %r<2>; .reg .f32 %f<2>; {body} ret; }}"
+    probes = [Probe(sees, "access", alike=32, **some) for some in kinds]
+    probes += [Probe(sees, "access", alike=32, repeats=True)] if repeats else []
+    assert [site.like for site in inject(parse(text), {"k": probes}).kernels["k"].sites] == expected
 
 
 def test_a_program_is_inlined_where_few_accesses_need_it() -> None:
