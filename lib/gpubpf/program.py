@@ -203,7 +203,7 @@ class BPF:
         alike: a power of two, or 0. If it is not 0, the program must do the same when all addresses move by a multiple of this many
             bytes, or, if the addresses are equal modulo this number, by any constant. Then the program runs only once for loads or
             stores that are known to differ in this way. The sites of the other accesses name the probed site as `like`. If no
-            program with `alike` tells loads from stores, by `kinds` or in its context, it runs once for a load and a store.
+            program with `alike` depends on whether an access is a load or a store, it runs once for one of each.
         repeats: run the program only for those other accesses.
         keeps: in loops, run the program only for the first of many executions that are known to be alike, in place of the other
             programs without `repeats`. It keeps a number (gpu_keep) for the program of `attach_gpu_access_again`. NVIDIA GPUs only.

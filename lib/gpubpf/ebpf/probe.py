@@ -30,7 +30,7 @@ class Probe(Record, Generic[Program]):
     alike: a number of bytes, a power of two, or 0. At `access`, two accesses by the same lanes are alike if their addresses differ
         by a multiple of `alike`, or by any constant where the addresses of all lanes are equal modulo `alike`. The program does the
         same for both, so only the first of the alike loads or stores in a basic block gets a probe (`Site.like`). A load and a store
-        are alike if no program tells them apart (`inject.alike.moves_alike`). 0: each access gets a probe.
+        are alike if no program depends on which of both it is (`inject.alike.moves_alike`). 0: each access gets a probe.
     loops: at `basic_block`, one of LOOPS: run the program only at heads of these loops. At `value`, not "": only at loads and atomics
         that alone decide whether a loop ends (`ptx/loops.py`). At `entry` and `exit`, not "": only in kernels that may not end.
     repeats: at `access`, run the program only for loads and stores that are alike to an earlier access.

@@ -10,7 +10,7 @@
 
 Two alike accesses differ only in the offset of their address, and no instruction between them overwrites the base register:
 `ld.shared.f32 %f1, [%r1+64];` after `ld.shared.f32 %f2, [%r1];`. Unrolled loops over tiles have many alike accesses. A load and a
-store may be alike, too, as in `a[i] += b[i]`, unless the programs tell loads from stores.
+store may be alike, too, as in `a[i] += b[i]`, unless a program depends on which of both it is.
 """
 
 from __future__ import annotations
