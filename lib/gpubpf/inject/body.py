@@ -86,6 +86,7 @@ from .probe_text import (
     GLOBAL_WARP,
     LAUNCH_ID,
     SEEING_RESULTS,
+    Filler,
     effect,
     identifies_warp,
     in_rows,
@@ -661,13 +662,14 @@ class Body:
         skips = [f"@{SKIPS} "] if any(p.checks_choice for p in probes) else []
         where = self._to_64_bits(index, access.address, AT)
 
-        def run(some: Sequence[PtxProbe], stores: str = "") -> str:
+        def run(filler: Filler, some: Sequence[PtxProbe], stores: str = "") -> str:
             some = [replace(p, unconditional=True) for p in some]
-            return self.filler.access(some, access, site, (), where, kept=stores) if some else ""
+            return filler.access(some, access, site, (), where, kept=stores) if some else ""
 
-        keep = run([p for p in probes if p.keeps], stored(made.site))
-        ordinary = run([p for p in probes if not p.keeps and not p.repeats])
-        marks = run([p for p in probes if p.repeats])
+        keep = run(self.filler, [p for p in probes if p.keeps], stored(made.site))
+        # Most executions count, so the other programs are not worth much text.
+        ordinary = run(self.plan.caller, [p for p in probes if not p.keeps and not p.repeats])
+        marks = run(self.filler, [p for p in probes if p.repeats])
         return [text(made.text((*skips, *guards), where, keep, ordinary, marks, self._again, self.modulus))]
 
     @property

@@ -157,6 +157,11 @@ class InjectionPlan:
         return self._fillers[self._forms.get(name, CALLED)]
 
     @property
+    def caller(self) -> Filler:
+        """The filler that calls programs, unless all kernels are so short that no program is a function."""
+        return self._fillers[CALLED]
+
+    @property
     def programs(self) -> tuple[Function, ...]:
         """The functions that the probes so far call: they hold programs, or parts of programs."""
         return tuple(self._functions[name] for name in sorted(self._functions))
