@@ -141,6 +141,25 @@ def test_numbers_are_those_of_each_execution(options: tuple[str, ...], program: 
     assert others[0] == others[1]
 
 
+SUMS = ("requests", "accesses", "bytes", "sectors", "sectors_least", "gaps")
+
+
+def test_intervals_add_up_to_the_whole(program: Path, tmp_path: Path) -> None:
+    """Registers add their counts where threads leave, whatever interval that is in."""
+
+    def sums(place: Path, options: tuple[str, ...], each: str) -> dict[tuple[str, int, str], int]:
+        total: dict[tuple[str, int, str], int] = {}
+        for r in records(program, place, options, each):
+            if r["type"] == "site":
+                for field in SUMS:
+                    key = r["kernel"], r["site"], field
+                    total[key] = total.get(key, 0) + (r[field] or 0)
+        return total
+
+    expected = sums(tmp_path / "whole", ("--no-allocations",), "1")
+    assert sums(tmp_path / "parts", ("1", "--no-allocations"), "") == expected
+
+
 def test_registers_are_added_before_they_overflow(program: Path, tmp_path: Path) -> None:
     found = records(program, tmp_path / "r", ("--no-allocations",), "", "long")
     sites = {
