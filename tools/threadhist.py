@@ -33,7 +33,7 @@ EXAMPLES = """examples:
     threadhist --json -o counts.jsonl -- ./app   every thread, as JSON Lines
     threadhist --sample-blocks 1/16 -- ./app     less overhead: an estimate
     threadhist --budget 5 -- ./app               at most 5 % more instructions
-    threadhist --sass -- python3 infer.py        also kernels without PTX
+    threadhist --sass --work loads -- ./app      also kernels without PTX
     threadhist --list ./app                      which kernels it can measure
     threadhist 1 10 -- ./app                     print each second, ten times
 """
@@ -82,9 +82,43 @@ int on_sampled_exit(struct gpu_exit *ctx) {      /* with --sample-blocks or --sa
     __sync_fetch_and_add(work, ctx->work);
     return add(ctx->work);
 }
+
+/* With --sass, nothing counts instructions: ctx->work is 0, and each access or barrier adds 1 to its thread's work. */
+static inline int add_one(void) {
+    int key = 0;
+    struct tally *mine = tallies.lookup(&key);
+    if (mine)
+        __sync_fetch_and_add(&mine->work, 1);
+    return 0;
+}
+
+static inline int add_chosen(void) {
+    int key = 0;
+    struct gpu_filter *chosen = filter.lookup(&key);
+    return chosen && gpu_selected(chosen) ? add_one() : 0;
+}
+
+static inline int add_sampled(void) {
+    int group = gpu_group() & 255;
+    u64 *work = groups.lookup(&group);
+    int key = 0;
+    struct gpu_filter *chosen = filter.lookup(&key);
+    if (!chosen || !work || !gpu_selected(chosen))
+        return 0;
+    __sync_fetch_and_add(work, 1);
+    return add_one();
+}
+
+int on_access(struct gpu_access *ctx) { return add_one(); }
+int on_chosen_access(struct gpu_access *ctx) { return add_chosen(); }
+int on_sampled_access(struct gpu_access *ctx) { return add_sampled(); }
+int on_barrier(struct gpu_barrier_arrive *ctx) { return add_one(); }
+int on_chosen_barrier(struct gpu_barrier_arrive *ctx) { return add_chosen(); }
+int on_sampled_barrier(struct gpu_barrier_arrive *ctx) { return add_sampled(); }
 """
 KINDS = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 RUNS = "runs"
+PATCHED = {"loads": "load", "stores": "store", "atomics": "atomic", "barriers": ""}  # what --sass counts
 
 
 def build_parser() -> cli.Parser:
@@ -97,7 +131,6 @@ def build_parser() -> cli.Parser:
     counting.add_argument(
         "--work",
         choices=(*KINDS, RUNS),
-        default=KINDS[0],
         help="what counts as work (default: PTX instructions; with --sass: runs of the kernel)",
     )
     by = ("thread", "lane", "warp", "block")
@@ -129,13 +162,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = build_parser()
     args = cli.parse(parser, argv)
     options = cli.Options.of(args)
-    if args.sass and args.work in KINDS[1:]:
-        parser.error(f"--sass counts no {args.work}, which need PTX; leave out --work")
-    work = RUNS if args.sass else args.work
-    if work == RUNS and options.sampling.given:
-        option = "--sass" if args.sass else "--work runs"
+    if args.sass and args.work not in (None, RUNS, *PATCHED):
         parser.error(
-            f"{option} counts how often threads run, which a sample does not show; leave out the sampling"
+            f"--sass cannot count {args.work}, which need PTX; choose --work {', '.join(PATCHED)} or {RUNS}"
+        )
+    work = args.work or (RUNS if args.sass else KINDS[0])
+    if work == RUNS and options.sampling.given:
+        parser.error(
+            "--work runs counts how often threads run, which a sample does not show; "
+            + ("choose another --work" if args.sass else "leave out the sampling")
         )
     out = cli.open_results(options.output)
     if args.ebpf:
@@ -147,8 +182,13 @@ def main(argv: list[str] | None = None) -> int:
     b = BPF(text=PROGRAM)
     sampling = b.sample(options.sampling)
     b.limit(options.kernels)
-    on_exit = "on_sampled_exit" if sampling else "on_chosen_exit" if options.threads.filtered else "on_exit"
-    b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit, accumulate=work if work in KINDS else None)
+    which = "on_sampled_" if sampling else "on_chosen_" if options.threads.filtered else "on_"
+    counted = work in KINDS and not args.sass
+    b.attach_gpu_exit(kernel=args.kernel, fn_name=f"{which}exit", accumulate=work if counted else None)
+    if args.sass and work == "barriers":
+        b.attach_gpu_barrier_arrive(args.kernel, f"{which}barrier")
+    elif args.sass and work in PATCHED:
+        b.attach_gpu_access(args.kernel, f"{which}access", PATCHED[work], ("global", "shared", "local"))
     if args.list or args.ptx:
         return b.show_kernels(options, out)
     with b.trace(options, out) as session:
@@ -156,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
         from gpubpf.threads.thread_counts import Account, Reader
         from gpubpf.threads.thread_records import ThreadViews
 
-        since_last, by_warp = bool(args.interval), on_exit == "on_exit"
+        since_last, by_warp = bool(args.interval), which == "on_"
         reader = Reader(args.block, args.thread, since_last, sampling, by_warp, work == RUNS)
         results, owners = cli.ResultWriter(options.output, out, session.now_ns), OwnerColumns(session.several)
         views = ThreadViews(work, args.by, args.top, args.all_threads)

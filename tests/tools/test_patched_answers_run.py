@@ -107,7 +107,7 @@ def nodes(found: Records) -> Records:
 
 # By tool: what both ways have in common.
 ALIKE: dict[str, Callable[[Records], Any]] = {
-    "threadhist": lambda r: added_up(r, "thread", (*SHAPE, "block", "thread"), "runs"),
+    "threadhist": lambda r: added_up(r, "thread", (*SHAPE, "block", "thread"), "runs", "work"),
     "kernelretsnoop": lambda r: (
         added_up(r, "lane", (*SHAPE, "lane"), "exits"),
         added_up(r, "kernel", SHAPE, "exits"),
@@ -163,19 +163,19 @@ def test_a_known_answer(answer: Any, tmp_path: Path) -> None:
     tool, options, program, right = answer
     name, *arguments = program.split()
     words = options.split()
-    if tool == "threadhist":  # --sass counts runs
-        at = words.index("--work") if "--work" in words else len(words)
-        words[at : at + 2] = ["--work", "runs"]
+    if tool == "threadhist" and "--work" not in words:  # --sass counts no instructions
+        words += ["--work", "runs"]
     if tool == "memtrace":
         words = ["--no-allocations"]
     found = both(tool, words, [str(build(name) / name), *arguments], tmp_path)
     compare(tool, found)
-    if tool in ("launchlate", "kernelretsnoop"):
+    if tool in ("launchlate", "kernelretsnoop", "threadhist"):
         assert right(found[True])
 
 
 SPECS = {
     "threadhist": ["--work", "runs"],
+    "threadhist atomics": ["--work", "atomics"],
     "kernelretsnoop": [],
     "kernelretsnoop -e": ["-e"],
     "launchlate": ["-v", "--graphs"],

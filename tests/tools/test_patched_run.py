@@ -394,12 +394,13 @@ def test_another_profiler_is_named(app: str) -> None:
         (("--sample", "2", "--", "true"), "--sass and --sample exclude each other"),
         (
             ("--sample-blocks", "1/4", "--", "true"),
-            "--sass counts how often threads run, which a sample does not show",
+            "--work runs counts how often threads run, which a sample does not show; choose another --work",
         ),
         (("--budget", "5", "--", "true"), "--sass and --budget exclude each other"),
         (("-p", "1"), "a running program cannot be patched"),
         (("--list", "file"), "--sass needs a COMMAND"),
-        (("--work", "loads", "--", "true"), "--sass counts no loads, which need PTX"),
+        (("--work", "instructions", "--", "true"), "--sass cannot count instructions, which need PTX"),
+        (("--work", "blocks", "--", "true"), "--sass cannot count blocks, which need PTX"),
     ],
 )
 def test_what_patches_cannot_do_is_refused(words: tuple[str, ...], says: str) -> None:
