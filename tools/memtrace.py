@@ -169,7 +169,7 @@ int on_chosen_kept_shared(struct gpu_access *ctx) { return CHOSEN(in_shared, KEP
 int on_chosen_unaddressed(struct gpu_access *ctx) { return CHOSEN(in_unaddressed); }
 
 /* With --sass: what nothing else tells about an access of machine code. It is the same each time. */
-struct seen { u64 width_max, kind_max; };        /* bytes of a lane; 1 + GPU_LOAD, GPU_STORE or GPU_ATOMIC */
+struct seen { u64 width_max, kind_max; };        /* bytes of a lane; 1 + its enum gpu_kind */
 GPU_SITE_ARRAY(seen, struct seen);
 
 int on_seen(struct gpu_access *ctx) {
@@ -217,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
     args = cli.parse(parser, argv)
     from gpubpf.memory.memory_options import MemoryOptions
 
-    chosen = MemoryOptions.of(args)
+    chosen = MemoryOptions.of(args).sampled_by_default()
     options, views = chosen.shared, chosen.coverage
     if args.sass and (chosen.accesses.given or views.footprint):
         parser.error(
@@ -279,17 +279,17 @@ def attach(b: BPF, options: MemoryOptions) -> None:
         moved = "coarse" if views.granule > 1 else "global"
         access(f"on_{which}{covers}{moved}", moves, ("global",), alike)
         access(f"on_{which}{covers}repeated_{moved}", moves, ("global",), alike, repeats=True)
-    for name, kind in (("updated", "atomic"), *(() if sass else (("copied", "async"),))):
+    for name, kind in (("updated", "atomic"), ("copied", "async")):
         access(f"on_{which}{covers}{name}", (kind,), ("global",), 0 if covers else alike)
     if covers:
         access("on_bulk", ("async",), ("global",))
     access(f"on_{which}local", (*moves, "atomic"), ("local",), alike)
     access(f"on_{which}shared", (*moves, "async"), ("shared",), alike)
     access(f"on_{which}shared_updated", ("atomic",), ("shared",))
-    if sass:
-        access("on_seen", (*moves, "atomic"), ("global", "shared", "local"))
-        return
     access(f"on_{which}unaddressed", spaces=UNADDRESSED_SPACES)
+    if sass:
+        access("on_seen", spaces=("global", "shared", "local", "tensor"))
+        return
     for space in ("global", "shared"):  # in loops
         access(f"on_{which}kept_{space}", moves, (space,), alike, keeps=True)
         b.attach_gpu_access_again(kernels, f"on_{space}_again", moves, (space,))

@@ -104,6 +104,8 @@ Config read() {
     config.queue = queue();
     config.optimize_after = optimize_after();
     config.hostile = flag("CUDASIM_HOSTILE");
+    const char *instructions = getenv("CUDASIM_SANITIZER_INSTRUCTIONS");
+    config.sanitizer_instructions = instructions == nullptr ? 47 : strtoul(instructions, nullptr, 10);
     config.hide_variables = flag("CUDASIM_HIDE_VARIABLES");
     const char *seed = getenv("CUDASIM_SEED");
     config.seed = seed == nullptr ? 1 : strtoull(seed, nullptr, 0);

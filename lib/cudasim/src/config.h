@@ -13,6 +13,9 @@ struct Config {
     int compute_capability() const { return cc_major * 10 + cc_minor; }  // 90 for 9.0
     size_t memory;  // CUDASIM_MEMORY: bytes, or with a suffix K, M, G; default 16G
     bool hostile;   // CUDASIM_HOSTILE=1
+    uint32_t
+        sanitizer_instructions;  // CUDASIM_SANITIZER_INSTRUCTIONS: the highest number of an instruction that the stand-in for
+    // Compute Sanitizer knows; default 47. Older versions of NVIDIA's library know fewer
     bool
         hide_variables;  // CUDASIM_HIDE_VARIABLES=1: cuModuleGetGlobal does not find variables that nvcc never registers
     int queue;      // CUDASIM_QUEUE: operations that a stream can hold before a call waits; default 1024

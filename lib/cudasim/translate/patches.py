@@ -51,7 +51,7 @@ MEMCPY_ASYNC, PIPELINE_COMMIT, PIPELINE_WAIT, REMOTE_SHARED = 14, 15, 16, 17
 MATRIX, CACHE_CONTROL, CLUSTER_ARRIVE, CLUSTER_WAIT = 19, 20, 21, 22
 BARRIER_RELEASE, SYNCWARP_RELEASE, CLUSTER_WAIT_ENTRY = 29, 33, 40
 BULK_GLOBAL_TO_SHARED, BULK_SHARED_TO_GLOBAL, BULK_SHARED_TO_SHARED = 30, 35, 36
-BULK_REDUCTION_TO_GLOBAL, BULK_REDUCTION_TO_SHARED = 37, 38
+BULK_REDUCTION_TO_GLOBAL, BULK_REDUCTION_TO_SHARED, TENSOR_LOAD = 37, 38, 43
 
 READ, WRITE, ATOMIC_SYSTEM = 1, 2, 4  # Sanitizer_DeviceMemoryFlags
 _SCOPES = {"cta": 1 << 4, "cluster": 1 << 6, "gpu": 1 << 6, "sys": 1 << 7}
@@ -70,6 +70,12 @@ _SPACES = {
     "local": LOCAL,
     "shared::cluster": REMOTE_SHARED,
 }
+_LOAD_MODES = ("tile", "im2col", "im2col::w::128", "im2col::w", "tile::gather4")  # Sanitizer_LoadMode
+_MOST_COORDINATES = 5
+_LAST_IS_NEW = (
+    MEMCPY_ASYNC,
+    BULK_SHARED_TO_GLOBAL,
+)  # older versions pass no last argument, so patches may ignore it
 _ACCESSES = {"ld": READ, "ldu": READ, "st": WRITE, "atom": READ | WRITE, "red": READ | WRITE}
 
 
@@ -303,6 +309,8 @@ class _Patcher:
         name = self.names[call.point]
         function = self.patches.functions[name]
         arguments = [(64, "%sanitizer_data"), (64, "%sanitizer_pc"), *call.arguments]
+        if call.point in _LAST_IS_NEW and len(function.parameters) == len(arguments) - 1:
+            arguments.pop()
         if [8 * p.size for p in function.parameters] != [bits for bits, _ in arguments]:
             expected = ", ".join(f".b{bits}" for bits, _ in arguments)
             raise PtxError(f"the patch function {name} must have the parameters {expected}")
@@ -508,7 +516,7 @@ class _Patcher:
         return [f".reg .b64 {register};", how]
 
     def copy(self, i: PtxInstruction) -> _Patches:
-        """cp.async of 4, 8 or 16 bytes and its groups; cp.async.bulk and cp.reduce.async.bulk, but not of tensors."""
+        """cp.async of 4, 8 or 16 bytes and its groups; cp.async.bulk and cp.reduce.async.bulk, of tensors only to shared memory."""
         modifiers = i.modifiers
         if "commit_group" in modifiers:
             return _Patches([_Call(PIPELINE_COMMIT)], [])
@@ -517,8 +525,8 @@ class _Patcher:
                 return _Patches([], [])
             groups = i.operands[0] if i.operands else Immediate("0")
             return _Patches([_Call(PIPELINE_WAIT, [(32, str(groups))])], [])
-        if "bulk" in modifiers and "prefetch" not in modifiers and "tensor" not in modifiers:
-            return self._bulk(i)
+        if "bulk" in modifiers and "prefetch" not in modifiers:
+            return self._tensor(i) if "tensor" in modifiers else self._bulk(i)
         if modifiers[:1] != ("async",) or not {"bulk", "mbarrier"}.isdisjoint(modifiers):
             return _Patches([], [])
         to, source, size = i.operands[:3]
@@ -586,6 +594,32 @@ class _Patcher:
             return _Patches([_Call(BULK_SHARED_TO_GLOBAL, [wide_to, data[1], data[3], masked], setup)], [])
         order = [wide_from, data[0], data[2], data[3], masked]
         return _Patches([_Call(BULK_GLOBAL_TO_SHARED, order, setup)], [])
+
+    def _tensor(self, i: PtxInstruction) -> _Patches:
+        """A load from a tensor: `[destination], [map, {coordinates}], [mbarrier]`, and more. The header has no type for stores."""
+        addresses = [o for o in i.operands if isinstance(o, Address)]
+        if i.modifiers[0] == "reduce" or len(addresses) != 3 or len(addresses[1].coordinates) != 1:
+            return _Patches([], [])
+        to, tensor, barrier = addresses
+        given = tensor.coordinates[0]
+        places = given.items if isinstance(given, Vector) else (given,)
+        names = [f"%sanitizer_place{number}" for number in range(_MOST_COORDINATES)]
+        setup = [".reg .b64 %sanitizer_map, %sanitizer_wide_to, %sanitizer_wide;"]
+        setup.append(f".reg .b32 %sanitizer_to, %sanitizer_barrier, {', '.join(names)};")
+        setup += self._address(replace(tensor, coordinates=()), "%sanitizer_map")
+        setup += [*self._address(to, "%sanitizer_wide_to"), *self._address(barrier, "%sanitizer_wide")]
+        setup += ["cvt.u32.u64 %sanitizer_to, %sanitizer_wide_to;"]
+        setup += ["cvt.u32.u64 %sanitizer_barrier, %sanitizer_wide;"]
+        setup += [
+            f"mov.b32 {name}, {place};"
+            for name, place in itertools.zip_longest(names, places[:_MOST_COORDINATES], fillvalue="0")
+        ]
+        mode = next((k for k, name in enumerate(_LOAD_MODES) if name in i.modifiers), 0)
+        multicast = int(any(m.startswith("multicast") for m in i.modifiers))
+        numbers = (len(places), multicast, 0, mode)  # the mask and the offsets of im2col are not passed
+        arguments = [(64, "%sanitizer_map"), (32, "%sanitizer_to"), (32, "%sanitizer_barrier")]
+        arguments += [(32, name) for name in names] + [(32, str(number)) for number in numbers]
+        return _Patches([_Call(TENSOR_LOAD, arguments, setup)], [])
 
     def _zeros(self, rest: tuple[Operand, ...], size: Operand) -> list[str]:
         """Return instructions that set %sanitizer_zeros to the bytes that a cp.async fills with zeros."""

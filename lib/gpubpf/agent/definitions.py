@@ -1269,6 +1269,7 @@ _CONSTANTS: Mapping[str, Mapping[str, int]] = {
         "INSTRUCTION_SIZE": patch_function.INSTRUCTION_SIZE,
     },
     "uint64_t": {
+        "PATCH_OPTIONAL": patch_function.OPTIONAL,
         "IMAGE_LIMIT": IMAGE_LIMIT,
         "MEMORY_LIMIT": MEMORY_LIMIT,
         "SITE_ARRAY_LIMIT": SITE_ARRAY_LIMIT,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpubpf.errors import Error, ImageError
@@ -25,6 +25,7 @@ from gpubpf.lower.patch_function import (
     Choice,
     Patch,
     PatchProgram,
+    Signature,
     patch_module,
     reads_number,
     refusal,
@@ -36,8 +37,8 @@ from gpubpf.record import replace
 _NO_PTX = (fatbin.SASS_ONLY, fatbin.LINKED)  # reasons of kernels that patches can measure
 # A launch block in the table is that of all launches of a shape.
 _PER_LAUNCH = {"pid_tgid": "host thread", "epoch": "allocations"}
-PATCHED_KINDS = frozenset(("load", "store", "atomic"))
-PATCHED_SPACES = frozenset(signature.space for signature in SIGNATURES.values() if signature.space)
+PATCHED_KINDS = frozenset(("load", "store", "atomic", "async"))
+PATCHED_SPACES = frozenset(access.space for signature in SIGNATURES.values() for access in signature.accesses)
 
 
 class Instructions(dict[int, Site]):
@@ -136,9 +137,10 @@ def patches_at(table: int, probes: Sequence[PtxProbe], target: Target) -> Sideca
     differ = len({probe.kernels for probe in probes}) > 1
     found = {
         number: tuple(
-            PatchProgram(probe.program, probe.kinds, bit if differ else None)
+            PatchProgram(probe.program, probe.kinds, bit if differ else None, index)
             for bit, probe in enumerate(probes)
-            if signature.point == probe.point and (not probe.spaces or signature.space in probe.spaces)
+            if signature.point == probe.point
+            for index in _accesses(signature, probe)
         )
         for number, signature in SIGNATURES.items()
     }
@@ -150,6 +152,20 @@ def patches_at(table: int, probes: Sequence[PtxProbe], target: Target) -> Sideca
     text = patch_module(made, _block(probes), table, target.cc, every, choice)
     image = assemble_patches(text, target)
     return Sidecar(image, patches=tuple((patch.instruction, patch.name) for patch in made))
+
+
+def _accesses(signature: Signature, probe: PtxProbe) -> Iterator[int]:
+    """Yield the numbers of the accesses of an instruction at which a program runs; 0 for an instruction that is not an access."""
+    if not signature.accesses:
+        yield 0
+    addressed = any(argument.field == "address" for argument in probe.program.arguments)
+    for index, access in enumerate(signature.accesses):
+        if (
+            (not probe.spaces or access.space in probe.spaces)
+            and (not probe.kinds or not access.kind or access.kind in probe.kinds)
+            and (access.address or not addressed)
+        ):
+            yield index
 
 
 def _first(name: str) -> Site:

@@ -62,42 +62,150 @@ NODES = 12  # offset of the numbers of nodes
 
 # Kinds of instructions by the API's numbers (Sanitizer_InstructionId in sanitizer_patching.h).
 BLOCK_ENTER, BLOCK_EXIT, GLOBAL_ACCESS, SHARED_ACCESS, LOCAL_ACCESS, BARRIER = 1, 2, 3, 4, 5, 6
-CALL, RETURN, BARRIER_RELEASE = 9, 10, 29
+CALL, RETURN, COPY, REMOTE_ACCESS, MATRIX_ACCESS, BARRIER_RELEASE = 9, 10, 14, 17, 19, 29
+BULK_TO_SHARED, BULK_TO_GLOBAL, BULK_IN_SHARED, TENSOR_LOAD = 30, 35, 36, 43
+BULK_REDUCTION_TO_GLOBAL, BULK_REDUCTION_IN_SHARED = 37, 38
+# Older versions of the library do not have these (12.4 has numbers up to 29, 13.0 up to 40): a module is patched without them.
+OPTIONAL = sum(1 << number for number in range(BARRIER_RELEASE + 1, 64))
 # Flags of an access (Sanitizer_DeviceMemoryFlags). Reading and writing are the same bits as in `enum gpu_effect`.
 _READ_WRITE, _PREFETCH, _ONLY_WRITES = 3, 8, 256
+_READS, _WRITES = 1, 2  # enum gpu_effect
+
+
+class Access(Record):
+    """One of the accesses of an instruction. A copy has two.
+
+    space: the memory space.
+    address: the parameter with the address; "" if the address is unknown.
+    size: the register with the bytes of a thread, without its prefix. Threads without bytes do not take part. "": unknown.
+    effect: what the access does: _READS, _WRITES or both; 0 if the parameter `flags` says it, and with it the kind.
+    """
+
+    space: str
+    address: str = "address"
+    size: str = "size"
+    effect: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The kind of the access, of bytecode.KINDS; "" if the parameter `flags` says it."""
+        return "async" if self.effect else ""
 
 
 class Signature(Record):
     """The parameters that the API passes to a patch at one kind of instruction.
 
     point: the point of the programs that can run there
-    parameters: (name, PTX type) of each parameter after `data`
-    space: the memory space of an access; "" at other instructions
+    parameters: (name, PTX type) of each parameter after `data`. Newer versions of the library may pass more
+    accesses: the accesses of the instruction
     fields: the context fields that a patch can supply, besides `launch`, which every point has
+    prepare: PTX statements before the programs
     """
 
     point: str
     parameters: tuple[tuple[str, str], ...]
-    space: str = ""
+    accesses: tuple[Access, ...] = ()
     fields: tuple[str, ...] = ("site",)
+    prepare: tuple[str, ...] = ()
 
 
 _PC = (("pc", "b64"),)
 _ACCESS = (*_PC, ("address", "b64"), ("size", "b32"), ("flags", "b32"), ("value", "b64"))
 _ACCESSED = ("site", "address", "width", "space", "kind", "active", "effect")
+# A copy that only writes zeros may have no source. How many bytes of others are zeros is known from 13.5 on, and is not asked for.
+_COPIED = (
+    ".reg .b32 %gpubpf_0read;",
+    "setp.eq.u64 %gpubpf_0is, %gpubpf_0source, 0;",
+    "selp.b32 %gpubpf_0read, 0, %gpubpf_0size, %gpubpf_0is;",
+)
+# Each of the threads passes the address of a row of 16 bytes. A matrix has 8 rows.
+_ROWS = (
+    "mov.u32 %gpubpf_0bits, %laneid;",
+    "shr.u32 %gpubpf_0bits, %gpubpf_0bits, 3;",
+    "setp.ge.u32 %gpubpf_0is, %gpubpf_0bits, %gpubpf_0count;",
+    "@%gpubpf_0is bra $gpubpf_end;",
+)
+# The machine makes one copy for all active threads of a warp, so the first one counts.
+_ONCE = (
+    ".reg .b32 %gpubpf_0before;",
+    "activemask.b32 %gpubpf_0bits;",
+    "mov.u32 %gpubpf_0before, %lanemask_lt;",
+    "and.b32 %gpubpf_0bits, %gpubpf_0bits, %gpubpf_0before;",
+    "setp.ne.u32 %gpubpf_0is, %gpubpf_0bits, 0;",
+    "@%gpubpf_0is bra $gpubpf_end;",
+)
+# The size of a bulk copy: 16 bytes times the low half of the parameter.
+_BLOCKS = (
+    *_ONCE,
+    ".reg .b32 %gpubpf_0bytes;",
+    "and.b32 %gpubpf_0bytes, %gpubpf_0blocks, 0xffff;",
+    "shl.b32 %gpubpf_0bytes, %gpubpf_0bytes, 4;",
+)
+
+
+def _bulk(
+    source: str, to: str, *parameters: tuple[str, str], effect: int = _WRITES, first: str = "source"
+) -> Signature:
+    """Return the signature of a bulk copy.
+
+    source, to: the memory spaces.
+    parameters: those after both addresses.
+    effect: on the destination.
+    first: the address that is passed first.
+    """
+    both = [("source", "b64" if source == "global" else "b32"), ("to", "b64" if to == "global" else "b32")]
+    accesses = (Access(source, "source", "bytes", _READS), Access(to, "to", "bytes", effect))
+    order = both if first == "source" else both[::-1]
+    return Signature("access", (*_PC, *order, *parameters), accesses, _ACCESSED, _BLOCKS)
+
+
+_BULK = (("barrier", "b32"), ("blocks", "b32"))
 _BARRIER = (*_PC, ("index", "b32"), ("threads", "b32"), ("flags", "b32"))
 SIGNATURES = {
     BLOCK_ENTER: Signature("entry", _PC),
     BLOCK_EXIT: Signature("exit", _PC, fields=("site", "work")),
-    GLOBAL_ACCESS: Signature("access", _ACCESS, "global", _ACCESSED),
-    SHARED_ACCESS: Signature("access", _ACCESS, "shared", _ACCESSED),
-    LOCAL_ACCESS: Signature("access", _ACCESS, "local", _ACCESSED),
+    GLOBAL_ACCESS: Signature("access", _ACCESS, (Access("global"),), _ACCESSED),
+    SHARED_ACCESS: Signature("access", _ACCESS, (Access("shared"),), _ACCESSED),
+    LOCAL_ACCESS: Signature("access", _ACCESS, (Access("local"),), _ACCESSED),
+    REMOTE_ACCESS: Signature("access", _ACCESS, (Access("shared"),), _ACCESSED),
+    COPY: Signature(
+        "access",
+        (*_PC, ("source", "b64"), ("to", "b32"), ("size", "b32")),
+        (Access("global", "source", "read", _READS), Access("shared", "to", "size", _WRITES)),
+        _ACCESSED,
+        _COPIED,
+    ),
+    MATRIX_ACCESS: Signature(
+        "access",
+        (*_PC, ("address", "b32"), ("size", "b32"), ("flags", "b32"), ("count", "b32"), ("value", "b64")),
+        (Access("shared"),),
+        _ACCESSED,
+        _ROWS,
+    ),
+    BULK_TO_SHARED: _bulk("global", "shared", *_BULK, ("multicast", "b32")),
+    BULK_TO_GLOBAL: _bulk("shared", "global", ("blocks", "b32"), first="to"),
+    BULK_IN_SHARED: _bulk("shared", "shared", *_BULK),
+    BULK_REDUCTION_TO_GLOBAL: _bulk(
+        "shared", "global", ("blocks", "b32"), effect=_READS | _WRITES, first="to"
+    ),
+    BULK_REDUCTION_IN_SHARED: _bulk("shared", "shared", *_BULK, effect=_READS | _WRITES),
+    TENSOR_LOAD: Signature(
+        "access",
+        (
+            *(*_PC, ("map", "b64"), ("to", "b32"), ("barrier", "b32")),
+            *((f"coordinate{number}", "b32") for number in range(5)),
+            *(("dimensions", "b32"), ("multicast", "b32"), ("mask", "b32"), ("mode", "b32")),
+        ),
+        (Access("tensor", "", "", _READS | _WRITES),),
+        _ACCESSED,
+        _ONCE,
+    ),
     CALL: Signature("function_entry", (*_PC, ("target", "b64"), ("flags", "b32"))),
     RETURN: Signature("function_exit", _PC),
     BARRIER: Signature("barrier_arrive", _BARRIER, fields=("site", "barrier", "threads")),
     BARRIER_RELEASE: Signature("barrier_leave", _BARRIER, fields=("site", "barrier", "threads")),
 }
-_SPACES = {"global": 0, "shared": 1, "local": 2}  # enum gpu_space
+_SPACES = {"global": 0, "shared": 1, "local": 2, "tensor": 6}  # enum gpu_space
 # The PTX version and the architecture of a patch, by the GPU's major number: the first version that has the architecture.
 _ARCHITECTURES = {
     7: ("6.3", "sm_75"),
@@ -115,11 +223,13 @@ class PatchProgram(Record):
     fragment: the program.
     kinds: accesses at which it runs (of bytecode.KINDS); () means all.
     bit: the program runs only in kernels that have this bit in their launch blocks (WANTED); None: in all.
+    access: index of the access in its signature.
     """
 
     fragment: Fragment
     kinds: tuple[str, ...] = ()
     bit: int | None = None
+    access: int = 0
 
 
 class Patch(Record):
@@ -218,8 +328,9 @@ def _function(
     lines = [f".visible .func (.param .b32 result) {patch.name}(.param .b64 data{parameters})", "{"]
     lines += [f".reg .{type_} %gpubpf_0{name};" for name, type_ in signature.parameters]
     lines += [f"ld.param.{type_} %gpubpf_0{name}, [{name}];" for name, type_ in signature.parameters]
-    if signature.point == "access":
-        lines += _OF_ACCESS
+    if signature.accesses:
+        lines += _OF_ACCESS if any(not access.effect for access in signature.accesses) else _OF_COPY
+    lines += signature.prepare
     lines += [line.format(table=table + HEADER) for line in _FIND]
     if numbered:
         lines += [".reg .b64 %gpubpf_0data;", "ld.param.b64 %gpubpf_0data, [data];"]
@@ -274,7 +385,18 @@ def _program(
             "setp.eq.u32 %gpubpf_0yes, %gpubpf_0word, 0;",
             f"@%gpubpf_0yes bra {skipped};",
         ]
-    if signature.point == "access" and program.kinds:
+    access = signature.accesses[program.access] if signature.accesses else None
+    if access is not None and access.effect:
+        lines += [
+            f"mov.b32 %gpubpf_0kind, {KINDS.index(access.kind)};",
+            f"mov.b32 %gpubpf_0effect, {access.effect};",
+        ]
+        if access.size:
+            lines += [
+                f"setp.eq.u32 %gpubpf_0is, %gpubpf_0{access.size}, 0;",
+                f"@%gpubpf_0is bra {skipped};",
+            ]
+    elif access is not None and program.kinds:
         wanted = sum(1 << KINDS.index(kind) for kind in set(program.kinds))
         lines += [
             f"mov.b32 %gpubpf_0bits, {wanted};",
@@ -286,14 +408,16 @@ def _program(
     arguments = program.fragment.arguments
     lines += ["{", *(f".reg .{argument.type} {argument.register};" for argument in arguments)]
     for argument in arguments:
-        lines += _argument(argument, signature, block, group)
+        lines += _argument(argument, signature, block, group, access)
     return [*lines, program.fragment.ptx.strip(), "}", f"{skipped}:"]
 
 
-def _argument(argument: Argument, signature: Signature, block: LaunchBlock, group: str) -> list[str]:
+def _argument(
+    argument: Argument, signature: Signature, block: LaunchBlock, group: str, access: Access | None = None
+) -> list[str]:
     register, bits = argument.register, int(argument.type[1:])
     if argument.kind == "context":
-        return _field(argument, signature)
+        return _field(argument, signature, access)
     if argument.kind == "group":
         return [f"mov.b32 {register}, {group};"]
     if argument.kind == "global_warp":
@@ -330,20 +454,24 @@ def _argument(argument: Argument, signature: Signature, block: LaunchBlock, grou
     return [f"ld.global.u{min(8 * width, bits)} {register}, [{_LAUNCH}+{offset}];"]
 
 
-def _field(argument: Argument, signature: Signature) -> list[str]:
+def _field(argument: Argument, signature: Signature, access: Access | None) -> list[str]:
     """Return instructions that set the register of an argument that is a context field."""
     register, bits = argument.register, int(argument.type[1:])
-    if argument.field in ("site", "address"):
-        wide = "%gpubpf_0site" if argument.field == "site" else "%gpubpf_0address"
-        return [f"cvt.u{bits}.u64 {register}, {wide};" if bits < 64 else f"mov.b64 {register}, {wide};"]
+    sources = {"site": "site", "address": access.address if access else ""}
+    if source := sources.get(argument.field):
+        width = int(dict(signature.parameters).get(source, "b64")[1:])
+        how = f"mov.b{bits}" if width == bits else f"cvt.u{bits}.u{width}"
+        return [f"{how} {register}, %gpubpf_0{source};"]
     if argument.field == "active":
         narrow, lines = "%gpubpf_0word", ["activemask.b32 %gpubpf_0word;"]
     elif argument.field == "work":  # machine code is not counted
         narrow, lines = "0", []
-    elif argument.field == "space":
-        narrow, lines = str(_SPACES[signature.space]), []
+    elif argument.field == "space" and access is not None:
+        narrow, lines = str(_SPACES[access.space]), []
+    elif argument.field == "width" and access is not None:
+        narrow, lines = f"%gpubpf_0{access.size}" if access.size else "0", []
     else:
-        names = {"width": "size", "barrier": "index"}
+        names = {"barrier": "index"}
         narrow, lines = f"%gpubpf_0{names.get(argument.field, argument.field)}", []
     if bits == 64 and narrow.startswith("%"):
         return [*lines, f"cvt.u64.u32 {register}, {narrow};"]
@@ -352,11 +480,14 @@ def _field(argument: Argument, signature: Signature) -> list[str]:
 
 _LAUNCH = "%gpubpf_0launch"  # the address of the launch block
 _OF_LAUNCH = {"launch": "%gpubpf_0first", "replay": "%gpubpf_0cell"}  # the registers with the launch's number
+_OF_COPY = (
+    ".reg .b32 %gpubpf_0effect, %gpubpf_0kind, %gpubpf_0bits;",
+    ".reg .pred %gpubpf_0is;",
+)
 # Turn the API's flags into the effect of an access. Prefetches access nothing. An atomic without a result counts as reading and
 # writing.
 _OF_ACCESS = (
-    ".reg .b32 %gpubpf_0effect, %gpubpf_0kind, %gpubpf_0bits;",
-    ".reg .pred %gpubpf_0is;",
+    *_OF_COPY,
     f"and.b32 %gpubpf_0bits, %gpubpf_0flags, {_PREFETCH};",
     "setp.ne.u32 %gpubpf_0is, %gpubpf_0bits, 0;",
     "@%gpubpf_0is bra $gpubpf_end;",

@@ -12,6 +12,8 @@ from gpubpf.show.parsed import Options, group
 if TYPE_CHECKING:
     import argparse
 
+PATCHED_SHARE = 64  # with --sass, one in so many blocks is measured on a GPU: patches at each access are slow
+
 
 class AccessViews(Record):
     """The record of every access, instead of tables, and which accesses are in it.
@@ -87,3 +89,22 @@ class MemoryOptions(Record):
         return cls(
             shared.with_times(bool(accesses.heatmap)), accesses, replace(coverage, allocations=tracked)
         )
+
+    def sampled_by_default(self) -> MemoryOptions:
+        """Return these options, with `--sass` on a GPU with a sample of blocks unless the user chose a sample. A notice says so.
+
+        Raises SessionError if the device cannot be used."""
+        shared = self.shared
+        if not shared.kernels.sass or shared.sampling.given:
+            return self
+        from gpubpf.session import tracing
+        from gpubpf.show import notices
+
+        if tracing.target(shared).device != "gpu":
+            return self
+        notices.note(
+            shared.output.tool,
+            f"--sass measures one block in {PATCHED_SHARE}; --sample-blocks 1/1 measures all",
+        )
+        sampling = replace(shared.sampling, blocks=PATCHED_SHARE)
+        return replace(self, shared=replace(shared, sampling=sampling))

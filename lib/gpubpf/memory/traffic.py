@@ -504,15 +504,18 @@ def _sites_seen(session: Session) -> dict[tuple[KernelKey, int], dict[int, Site]
         cells = sum_shards(instance.array)
         widths, kinds = cells["width_max"], cells["kind_max"]
         sites = found.setdefault((_key(instance), instance.build), {})
-        for number in np.flatnonzero((kinds > 0) & (kinds <= len(KINDS)) & (widths <= MOST_WIDTH)).tolist():
+        for number in np.flatnonzero((kinds > 0) & (kinds <= len(KINDS))).tolist():
+            kind, width = KINDS[int(kinds[number]) - 1], int(widths[number])
+            if width > MOST_WIDTH and kind != "async":
+                continue
             sites[number] = Site(
                 number,
                 instance.mangled,
                 0,
                 point="access",
-                kind=KINDS[int(kinds[number]) - 1],
-                space="generic",
-                width=int(widths[number]),
+                kind=kind,
+                space="generic" if width else "tensor",
+                width=width if width <= SMALL_COPY or kind != "async" else 0,  # sizes of bulk copies may vary
                 offset=number * INSTRUCTION_SIZE,
             )
     return found
@@ -649,6 +652,8 @@ def decode_cells(
                 unknown += int(requests[number])
                 continue
             space = site.space if site.space in MAPS[name] else MAPS[name][0]
+            if site.kind == "async" and site.space == "generic" and space == "global":
+                site = replace(site, width=0)  # a copy may read less than it writes
             cell = {field: values[number].tolist() for field, values in cells.items()}
             counted = (
                 updates.get(number) if updates and name == UPDATED and not cell["uncounted_max"] else None

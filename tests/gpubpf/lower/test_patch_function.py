@@ -53,6 +53,24 @@ def patches() -> list[Patch]:
     ]
 
 
+def copies() -> list[Patch]:
+    """Return patches at the instructions with other accesses, each with memtrace's program for each access."""
+    of = {name: fragment for name, _, fragment in programs()}
+    by_space = {"global": "on_copied", "shared": "on_shared", "tensor": "on_unaddressed"}
+    found = [
+        (
+            number,
+            tuple(
+                PatchProgram(of[f"memtrace.{by_space[a.space]}"], access=k)
+                for k, a in enumerate(one.accesses)
+            ),
+        )
+        for number, one in SIGNATURES.items()
+        if one.accesses and number not in (patch_function.GLOBAL_ACCESS, *SPACES.values())
+    ]
+    return [Patch(number, f"gpubpf_program{900 + number}", made) for number, made in found]
+
+
 def block_of(made: list[Patch]) -> LaunchBlock:
     return launch_block([program.fragment for patch in made for program in patch.programs])
 
@@ -71,7 +89,7 @@ def test_every_program_becomes_a_function() -> None:
 @pytest.mark.parametrize("cc", CAPABILITIES)
 def test_what_ptxas_makes_of_them(cc: tuple[int, int], tmp_path: Path) -> None:
     """No patch has a barrier, YIELD or uniform register, or a register that ptxas does not use for patches."""
-    made = patches()
+    made = [*patches(), *copies()]
     text = patch_module(made, block_of(made), TABLE, cc, counts_elsewhere=True)
     cubin, report = assembled(text, f"sm_{cc[0]}{cc[1]}", tmp_path, "--compile-as-tools-patch")
     assert {int(size) for size in re.findall(r"(\d+) bytes stack frame", report)} <= set(
@@ -86,6 +104,18 @@ def test_what_ptxas_makes_of_them(cc: tuple[int, int], tmp_path: Path) -> None:
         words = " ; ".join(code)
         assert not re.search(r"\b(BAR|YIELD|UR\d+|UP\d)\b", words), name
         assert max(int(number) for number in re.findall(r"\bR(\d+)\b", words)) <= MOST_REGISTER, name
+
+
+def test_each_access_of_a_copy_has_its_own_address_and_size() -> None:
+    fields = [Argument(name, "b64", "context", field=name) for name in ("address", "width", "space")]
+    both = tuple(PatchProgram(Fragment("f", "{ }", tuple(fields)), access=k) for k in (0, 1))
+    made = [Patch(patch_function.COPY, "gpubpf_program0", both)]
+    text = patch_module(made, launch_block([]), TABLE, (9, 0))
+    assert "(.param .b64 data, .param .b64 pc, .param .b64 source, .param .b32 to, .param .b32 size)" in text
+    source, to = text.split("$gpubpf_skip0:")
+    assert "mov.b64 %gpubpf_address, %gpubpf_0source;" in source
+    assert "cvt.u64.u32 %gpubpf_address, %gpubpf_0to;" in to
+    assert "mov.b32 %gpubpf_0effect, 1;" in source and "mov.b32 %gpubpf_0effect, 2;" in to
 
 
 def test_the_number_of_the_launch() -> None:

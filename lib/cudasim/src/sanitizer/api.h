@@ -61,8 +61,7 @@ enum GraphsCallback : uint32_t {
     kGraphLaunchBegin = 6,
     kGraphLaunchEnd = 7,
 };
-constexpr uint32_t kInstructionIds = 48;  // Sanitizer_InstructionId: 1 to 47
-constexpr uint32_t kCallbacks = 64;       // more than any domain has here
+constexpr uint32_t kCallbacks = 64;  // more than any domain has here
 
 using SubscriberHandle = struct Subscriber_st *;
 using LaunchHandle = struct Launch_st *;

@@ -260,7 +260,7 @@ Result AddPatchesFromFile(const char *file, CUcontext context) {
 Result PatchInstructions(uint32_t instruction, CUmodule handle, const char *name) {
     const std::shared_ptr<driver::Module> module = tables().modules.get(handle);
     const std::shared_ptr<driver::Context> context = module ? module->context.lock() : nullptr;
-    if (!context || name == nullptr || instruction == 0 || instruction >= kInstructionIds ||
+    if (!context || name == nullptr || instruction == 0 || instruction > config().sanitizer_instructions ||
         !find_patch(*context, name))
         return kInvalidParameter;
     std::lock_guard lock(module->sanitizer->mutex);

@@ -197,7 +197,8 @@ int patch(Patches &p, CUmodule module) {
     SignalsBlocked blocked;
     std::lock_guard<std::mutex> alone(serial);
     for (const auto &[instruction, name] : p.functions)
-        if (const int result = api.PatchInstructions(instruction, module, name.c_str()); result != kSuccess)
+        if (const int result = api.PatchInstructions(instruction, module, name.c_str());
+            result != kSuccess && !(kPatchOptional >> instruction & 1))
             return result;
     if (const int result = api.PatchModule(module); result != kSuccess) return result;
     p.modules.push_back(module);
