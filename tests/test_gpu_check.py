@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -908,6 +909,46 @@ def test_packing_says_why_there_are_no_patches(
     monkeypatch.setattr(probes, "patches", patches)
     monkeypatch.setattr(pack, "run", lambda *_: None)
     assert pack.build_sanitizer(tmp_path, tmp_path, tmp_path) == str(error)
+
+
+@needs_device
+def test_a_running_program_is_patched_and_left(tmp_path: Path) -> None:
+    """On the embedded device's own library, which patches at any time."""
+    for tool in ("g++", "ptxas"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool}")
+    if not (library := machine.SIMULATOR / "libsanitizer-public.so").exists():
+        pytest.skip("the embedded device is built without Compute Sanitizer")
+    pack.build_late(tmp_path, Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include")))
+    assert (tmp_path / "late.cubin").stat().st_size
+    argument = Argument(name="map_counts", type="b64", kind="map_base", map="counts")
+    adds = Fragment("on_exit", "{ red.global.add.u64 [%gpubpf_map_counts], 1; }", (argument,))
+    head = ".version 8.0\n.target sm_80\n.address_size 64\n"
+    (tmp_path / "patches.ptx").write_text(head + probes.patch("on_exit", adds))
+    command = [tmp_path / "late", library, pack.PROGRAMS / "late.ptx", tmp_path / "patches.ptx"]
+    environment = os.environ | {"LD_LIBRARY_PATH": str(machine.SIMULATOR)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    result = sanitizer.judged(done.returncode, done.stdout)
+    assert not result["wrong"], done.stdout
+    exits = {(one["phase"], one["graph"]): one["exits"] for one in result["phases"]}
+    assert exits == {
+        (phase, graph): sanitizer.LATE_EXITS if phase.startswith("patched") else 0
+        for phase in ("alone", "patched", "unpatched", "patched again", "unsubscribed")
+        for graph in (False, True)
+    }
+
+
+def test_what_a_program_that_is_patched_late_says() -> None:
+    line = '{"phase":"%s","graph":%s,"result":%d,"us":1.0,"exits":5,"sum":%s}'
+    phases = ("alone", "patched", "unpatched", "patched again", "unsubscribed")
+    lines = [line % (phase, graph, phase == "patched", 3) for phase in phases for graph in ("false", "true")]
+    answer = sanitizer.judged(0, "\n".join(lines))["answer"]
+    assert "patched: error 1" in answer and "graph: 5 exits patched again" in answer
+    assert (
+        "results differ"
+        in sanitizer.judged(0, "\n".join([*lines[:-1], lines[-1].replace("3}", "4}")]))["wrong"]
+    )
+    assert "status 1 after 1 of 10" in sanitizer.judged(1, lines[0])["wrong"]
 
 
 def test_a_device_program_becomes_a_patch() -> None:

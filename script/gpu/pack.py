@@ -11,7 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu import patched, probes
-from gpu.machine import AGENT, PACKED, PACKED_CUPTI, PLACE, PYTHON, ROOT, Failure, commit, sources
+from gpu.machine import (
+    AGENT,
+    PACKED,
+    PACKED_CUPTI,
+    PLACE,
+    PYTHON,
+    ROOT,
+    SIMULATOR,
+    Failure,
+    commit,
+    sources,
+)
 from gpubpf.errors import Error
 from gpubpf.images.assemble import device_runtime
 
@@ -198,6 +209,7 @@ def build_sanitizer(where: Path, include: Path, toolkit: Path) -> str:
     command = [*LIBRARY, "-isystem", str(include), "-isystem", str(toolkit / "include")]
     command += ["-o", str(where / "libpatches.so"), str(PROGRAMS / "patches.cpp"), "-ldl"]
     run(command, "patches.cpp cannot be built")
+    build_late(where, toolkit / "include")
     try:
         text = probes.patches()
     except (Error, ImportError) as error:
@@ -215,6 +227,16 @@ def build_sanitizer(where: Path, include: Path, toolkit: Path) -> str:
         ]
         run(command, "the patches cannot be assembled")
     return ""
+
+
+def build_late(where: Path, include: Path) -> None:
+    """Build the program that patches its own kernel while it runs, and the machine code of this kernel for Hopper."""
+    command = [*"g++ -std=c++17 -O2 -Wall -Wextra -Werror -static-libstdc++ -static-libgcc".split()]
+    command += ["-isystem", str(include), "-o", str(where / "late"), str(PROGRAMS / "late.cpp")]
+    command += [f"-L{SIMULATOR}", "-lcuda", "-ldl"]  # as NVIDIA's, this is libcuda.so.1
+    run(command, "late.cpp cannot be built")
+    command = ["ptxas", "-arch=sm_90", "-o", str(where / "late.cubin"), str(PROGRAMS / "late.ptx")]
+    run(command, "late.ptx cannot be assembled")
 
 
 def older_ptxas(scratch: Path) -> Path:

@@ -39,7 +39,7 @@ ANSWERS: tuple[tuple[str, str, str, Callable[[Records], bool]], ...] = (
     ("threadhist", "", "streams", exact),
     ("threadhist", "", "vectoradd 19 5 1 23", exact),
     ("threadhist", "", "cooperative", exact),
-    ("memtrace", "", "bandwidth 8192", touched),
+    ("memtrace", "--sample-blocks 1/1", "bandwidth 8192", touched),
     ("launchlate", "-v --graphs --kernel step", "latency 200", replays),
     ("launchlate", "-v", "latency", latency),
     ("kernelretsnoop", "", "exits", leaving),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from pathlib import Path
 
@@ -36,11 +37,13 @@ COSTS = {
     "cuBLAS GEMM": ("programs/torch_work.py matmul 20", ("torch",)),
 }
 
+LATE_PHASES, LATE_EXITS = 10, 100 << 16  # of late.cpp: phases, each in a stream and by a graph; exits in each
+
 SECONDS = 40  # for the turns of one of them
 
 
 def parts(machine: Machine) -> list[Part]:
-    found = []
+    found = [Part("a running program is patched, and left again", functools.partial(late, machine), 20)]
     for program, modules, known in PROGRAMS:
         run = functools.partial(counts, machine, program, modules, known)
         found.append(Part(f"counts of {program.removeprefix('programs/')}", run, 30))
@@ -65,6 +68,40 @@ def injected(machine: Machine, results: Path, which: str = "exits,accesses") -> 
         "PATCHES_RESULTS": str(results),
         "PATCHES_WHICH": which,
     }
+
+
+def late(machine: Machine) -> Result:
+    """Find out whether a program can be patched after it made contexts and graphs: then `-p` could measure kernels without PTX."""
+    injected(machine, Path(os.devnull))
+    programs = PLACE / "programs"
+    library, image, patches = PLACE / "lib" / "libsanitizer-public.so", "late.cubin", "patches.cubin"
+    done = machine.start(
+        [str(programs / "late"), str(library), str(programs / image), str(programs / patches)], 30
+    )
+    return judged(done.returncode, done.stdout)
+
+
+def judged(status: int, text: str) -> Result:
+    """Return what late.cpp printed, and the answers. Only different results of the program are wrong."""
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    phases = [json.loads(line) for line in lines]
+    of = {(one["phase"], one["graph"]): one for one in phases}
+    result: Result = {"phases": phases, "wrong": ""}
+    if status or len(of) != LATE_PHASES:
+        result["wrong"] = f"the program ended with status {status} after {len(of)} of {LATE_PHASES} phases"
+    elif len({one["sum"] for one in phases}) > 1:
+        result["wrong"] = "the program's results differ between the phases"
+    else:
+        counted = [
+            f"{'graph' if graph else 'stream'}: {of[phase, graph]['exits']:,} exits {phase}"
+            for phase in ("patched", "unpatched", "patched again", "unsubscribed")
+            for graph in (False, True)
+        ]
+        refused = [
+            f"{one['phase']}: error {one['result']}" for one in phases if one["result"] and not one["graph"]
+        ]
+        result["answer"] = "; ".join([f"{LATE_EXITS:,} exits are all", *refused, *counted])
+    return result
 
 
 def counts(

@@ -257,8 +257,17 @@ def _check_dataset(made: Parser, args: argparse.Namespace) -> None:
 
 def _check_patches(made: Parser, args: argparse.Namespace) -> None:
     """End the process if --sass comes with an option that patches of machine code do not support."""
-    if args.list or args.ptx or not args.command:
-        made.error("--sass needs a COMMAND: a running program cannot be patched; start it with the tool")
+    if args.list or args.ptx:
+        option = "--list" if args.list else "--ptx"
+        made.error(
+            f"--sass and {option} exclude each other: --sass measures what --list shows as SASS only;"
+            " leave out --sass"
+        )
+    if not args.command:
+        made.error(
+            "--sass needs a COMMAND: nobody has tried yet whether NVIDIA's library can patch a running program;"
+            " start the program with the tool"
+        )
     given = {
         "--launch": args.launch != (1, None),
         "--range": bool(args.range),
