@@ -119,6 +119,9 @@ ALIKE: dict[str, Callable[[Records], Any]] = {
         all(one["start_ns"] <= one["end_ns"] for one in r if one["type"] == "launch"),
     ),
     "memtrace": traffic,
+    "gputop": lambda r: Counter(
+        {k["kernel"]: k["launches"] for one in r if one["type"] == "process" for k in one["kernels"]}
+    ),
     "gpucount": lambda r: added_up(r, "count", ("spec", "kernel"), "threads"),
     "gpudist": lambda r: added_up(r, "dist", ("label", "key"), "count", "sum"),
     "gputrace": lambda r: rows(r, "event", "spec", "kernel", "launch", "block", "thread", "args"),
@@ -179,6 +182,7 @@ SPECS = {
     "kernelretsnoop": [],
     "kernelretsnoop -e": ["-e"],
     "launchlate": ["-v", "--graphs"],
+    "gputop": ["3600"],  # one report, at the end
     "gpucount": [
         "kernel:*",
         "entry:*",
@@ -197,6 +201,7 @@ def made(name: str, at: Path) -> list[str]:
     text, *flags = {
         "streams": (programs.PROGRAM,),
         "nodes": (programs.NODES,),
+        "nested": (programs.NESTED, "-rdc=true", "-lcudadevrt"),
         "contexts": (programs.MODULES, f"-L{DEVICE}", "-lcuda"),
         "unloading": (programs.LOADED, f"-L{DEVICE}", "-lcuda"),
     }[name]
@@ -218,6 +223,16 @@ def test_programs(what: str, name: str, hostile: str, folder: Path, tmp_path: Pa
     variables = {"CUDASIM_HOSTILE": hostile, "CUDA_MODULE_LOADING": "LAZY" if hostile == "1" else "EAGER"}
     tool = what.split()[0]
     compare(tool, both(tool, SPECS[what], made(name, folder), tmp_path, **variables))
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("what", ["kernelretsnoop -e", "launchlate", "gputrace"])
+def test_grids_that_kernels_launch(what: str, folder: Path, tmp_path: Path) -> None:
+    """Their threads have no launch id, so only launches of the host have records. The calls in the others are lost."""
+    tool = what.split()[0]
+    found = both(tool, SPECS[what], made("nested", folder), tmp_path)
+    assert ALIKE[tool](found[True]) == ALIKE[tool](found[False])
+    assert found[True][-1]["patch_calls_lost"]["launches"] > 0
 
 
 @pytest.mark.parametrize("what", ["kernelretsnoop -e", "launchlate", "gputrace"])
