@@ -137,12 +137,14 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(gpubpf_cuda.build(PROGRAM, tmp_path_factory.mktemp("app") / "app"))
 
 
-def memtrace(*words: str, hidden: bool = True, highest: str = "47") -> subprocess.CompletedProcess[str]:
-    """Run memtrace; with --sass if the PTX is hidden. highest: number of an instruction that the library knows."""
+def memtrace(
+    *words: str, hidden: bool = True, highest: str = "47", name: str = "memtrace"
+) -> subprocess.CompletedProcess[str]:
+    """Run memtrace, or the tool `name`; with --sass if the PTX is hidden. highest: number of an instruction that the library knows."""
     environment = {name: value for name, value in os.environ.items() if name != "CUDASIM_SASS"}
     environment |= {"CUDASIM_SASS": "1"} if hidden else {}
     environment["CUDASIM_SANITIZER_INSTRUCTIONS"] = highest
-    tool = [sys.executable, str(REPOSITORY / "tools/memtrace.py"), "--device", "sim"]
+    tool = [sys.executable, str(REPOSITORY / f"tools/{name}.py"), "--device", "sim"]
     command = [*tool, *(["--sass"] if hidden else []), *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
@@ -196,6 +198,25 @@ def test_copies_and_matrices(tmp_path: Path) -> None:
         ("matrices", "store", "shared"),
         ("tile", "async", "tensor"),
     }
+
+
+def test_copies_are_counted(tmp_path: Path) -> None:
+    """gpucount counts both ends of each copy, and the lanes that read rows of matrices."""
+    program, found = tmp_path / "copies", {}
+    gpubpf_cuda.build(COPIES, program, "-arch=compute_90", f"-L{LIBRARY.parent}", "-lcuda")
+    for hidden in (True, False):
+        out, specs = tmp_path / str(hidden), ("access:*:cp", "load:*:shared")
+        done = memtrace(*specs, "--json", "-o", str(out), "--", str(program), hidden=hidden, name="gpucount")
+        assert done.returncode == 0, done.stderr
+        counts = [json.loads(line) for line in out.read_text().splitlines()][:-1]
+        found[hidden] = {
+            (r["spec"], r["kernel"]): r["threads"] for r in counts if r["type"] == "count" and r["threads"]
+        }
+    both_ends, rows = 2 * 2 * 3 * 64, 2 * (32 + 8)
+    assert found[True] == found[False]
+    assert (
+        found[True]["access:*:cp", "copies"] == both_ends and found[True]["load:*:shared", "matrices"] == rows
+    )
 
 
 def test_an_older_library(tmp_path: Path) -> None:

@@ -315,9 +315,8 @@ def test_calls_in_launches_that_are_not_measured(tiles: str, tmp_path: Path) -> 
         ("bb:*", "no patches at point basic_block"),
         ("func:*:*norm*", "does not name the functions that a kernel calls"),
         ("float:*", "no patches at point float"),
-        ("store:* (isnan(value))", "no patches at point value"),
+        ("store:* (isnan(value))", "machine code does not tell the types of values"),
         ("load:*:const", "no patches at accesses of the space const"),
-        ("access:*:cp", "no patches at accesses of the kind async"),
         ("exit:*:loads (work > 1)", "machine code is not counted, so loads are unknown"),
         ("exit:* (pid == 2)", "its launch's host thread"),
         ("entry:* (args == 2)", "does not give args"),
@@ -331,7 +330,7 @@ def test_points_without_patches_are_refused(spec: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("tool", "words", "says"),
     [
-        ("gpudist", ("-H", "store:*:u32:value"), "no patches at point value"),
+        ("gpudist", ("-H", "store:*:u32:value"), "machine code does not tell the types of values"),
         ("gpudist", ("-C", "entry:*:u32:lane"), "may wait for another one, which a patch must not"),
         ("gputrace", ("bb:*",), "no patches at point basic_block"),
         ("gputrace", ('barrier:*:leave "%lu", waited',), "does not give waited at point barrier_leave"),

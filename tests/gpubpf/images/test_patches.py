@@ -107,7 +107,7 @@ def test_what_the_api_does_not_give() -> None:
     assert reason(point="access", kinds=("async",), spaces=("tensor",)) is None
     assert "accesses of the space const" in str(reason(point="access", spaces=("const",)))
     assert "so loads are unknown" in str(reason(point="exit", accumulate="loads"))
-    assert "no patches at point value" in str(reason(point="value"))
+    assert "machine code does not tell the types of values" in str(reason(point="value"))
 
 
 def test_modules_with_ptx_stay_as_they_are() -> None:
