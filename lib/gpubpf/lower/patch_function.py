@@ -264,7 +264,7 @@ class Choice(Record):
 def refusal(fragment: Fragment, point: str) -> str | None:
     """Return why a patch cannot run a program at a point; None if it can."""
     found = [signature for signature in SIGNATURES.values() if signature.point == point]
-    if point == "value":  # of a store, the API gives the bytes
+    if point == "value":  # the API gives only the bytes of a store
         return "machine code does not tell the types of values"
     if not found:
         return f"Compute Sanitizer has no patches at point {point}"
