@@ -53,6 +53,7 @@ MODES = {
     "kernelretsnoop --sass": ("kernelretsnoop", "--sass"),
     "launchlate --sass": ("launchlate", "--sass"),
     "memtrace --sass": ("memtrace", "--sass"),
+    "memtrace --sass, all blocks": ("memtrace", "--sass --sample-blocks 1/1"),
 }
 EACH = ("null", "threadhist", "kernelretsnoop", "launchlate", "memtrace")
 GRAPHS = ("threadhist", "launchlate")

@@ -74,7 +74,9 @@ def parts(machine: Machine) -> list[Part]:
             found.append(Part(f"same: {tool} --sass -- torch_work.py {work}", run, 30, 90))
     for load in COSTS:
         paths = (place(machine, f"programs/workloads {words}") for words in (load.program, load.sim))
-        patched = Load(load.name, *paths, [f"{tool} --sass" for tool in load.modes])
+        modes = [f"{tool} --sass" for tool in load.modes]
+        modes += ["memtrace --sass, all blocks"] * ("memtrace" in load.modes)
+        patched = Load(load.name, *paths, modes)
         run = functools.partial(under, machine, compared, machine, patched)
         found.append(Part(f"overhead of --sass: {load.name}", run, 40, 80))
     return found
