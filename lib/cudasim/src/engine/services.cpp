@@ -714,12 +714,12 @@ uint64_t next_random(uint64_t &state) {  // splitmix64
 }
 
 const cs_services services = {
-    pick,           collective,     barrier,     bar_sync,    execute,
-    resolve,        fault,          push,        pop,         indirect,
-    device_vprintf, allocate,       release,     assertfail,  device_clock,
-    globaltimer,    nanosleep,      round32,     round64,     convert32,
-    convert64,      texture_fetch,  surface,     surface_put, surface_texel,
-    texture_query,  device_runtime, tensor_copy, change_map,  cluster_barrier,
+    pick,           collective,     barrier,       bar_sync,    execute,
+    resolve,        fault,          push,          pop,         indirect,
+    device_vprintf, allocate,       release,       assertfail,  device_clock,
+    globaltimer,    nanosleep,      round32,       round64,     convert32,
+    convert64,      texture_fetch,  surface,       surface_put, surface_texel,
+    texture_query,  device_runtime, tensor_copy,   change_map,  cluster_barrier,
     cluster_shared, replicas,       tensor_memory,
 };
 
