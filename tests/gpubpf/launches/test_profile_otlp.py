@@ -14,6 +14,7 @@ pytest.importorskip("opentelemetry.proto.collector.profiles.v1development.profil
 import grpc
 from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as service
 
+from gpubpf.agent.definitions import Vendor
 from gpubpf.launches import profile_otlp
 from gpubpf.launches.frames import PYTHON, Frame, Stack
 from gpubpf.launches.profile import StackRow
@@ -23,9 +24,9 @@ from gpubpf_otlp import attributes_of, collecting, samples
 MAIN, STEP = Frame("main", "/bin/app"), Frame("step", "train.py", 7, PYTHON)
 HOSTILE = "app\x1b[31m"
 ROWS = [
-    StackRow(1, 11, "app", 0, None, "_Z5scalePf", Stack((MAIN, STEP), True), 5000, 3),
-    StackRow(1, 11, "app", 1, None, "_Z5scalePf", Stack((MAIN, STEP), True), 70, 1),
-    StackRow(2, 22, HOSTILE, 0, None, "_Z3addPf", Stack((MAIN,), False), 9, 2),
+    StackRow(1, 11, "app", 0, Vendor.NVIDIA, None, "_Z5scalePf", Stack((MAIN, STEP), True), 5000, 3),
+    StackRow(1, 11, "app", 1, Vendor.NVIDIA, None, "_Z5scalePf", Stack((MAIN, STEP), True), 70, 1),
+    StackRow(2, 22, HOSTILE, 0, Vendor.AMD, 64, "_Z3addPf", Stack((MAIN,), False), 9, 2),
 ]
 
 
@@ -106,6 +107,8 @@ def test_what_answers_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
                         connection.sendall(bytes(range(256)) * 10)
 
         pool.submit(answer)
-        said = send(server.getsockname()[1])
-        server.shutdown(socket.SHUT_RDWR)
+        try:
+            said = send(server.getsockname()[1])
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
     assert said and "\n" not in said
