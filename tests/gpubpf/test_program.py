@@ -92,7 +92,7 @@ def test_what_cannot_be_attached():
         (lambda: b.attach_gpu_access(spaces=("global", "param")), "a memory space cannot be 'param'"),
         (
             lambda: b.attach_gpu_access(fn_name="touches", spaces=("global", "texture")),
-            "touches reads ctx->address, which accesses to textures, surfaces and tensors lack",
+            "touches reads ctx->address, which accesses to textures, surfaces, tensors and tensor memory lack",
         ),
         (lambda: b["missing"], "no map missing"),
         (lambda: b["cells"].set(b""), "is not a parameter"),

@@ -80,7 +80,12 @@ def show(tmp_path):
         out = cli.Output(str(tmp_path / "out"))
         found = (before or Reader(args.block, args.thread, bool(args.interval))).read(session)
         results = cli.ResultWriter(cli.Options.of(args).output, out)
-        threadhist.report(found, OwnerColumns(several), cli.group(ThreadViews, args), results)
+        threadhist.report(
+            found,
+            OwnerColumns(several),
+            ThreadViews(args.work or "instructions", args.by, args.top, args.all_threads),
+            results,
+        )
         results.end(session.summary())
         text = (tmp_path / "out").read_text()
         return [json.loads(line) for line in text.splitlines()] if args.json else text

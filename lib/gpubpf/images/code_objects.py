@@ -215,7 +215,12 @@ def _version() -> str:
         "lower/launch_block.py",
         "images/code_objects.py",
         "images/sidecar.py",
+        "ptx/causes.py",
+        "ptx/flow.py",
         "ptx/loop_ends.py",
+        "ptx/module.py",
+        "ptx/opcodes.py",
+        "ptx/tokens.py",
     )
     files = [*sorted((package / "gcn").glob("*.py")), *(package / name for name in others)]
     with contextlib.suppress(ImportError, ValueError):

@@ -147,7 +147,7 @@ class DaemonThreadPool:
                 self._leave(owner)
                 self._replaced += 1
                 self._unstarted += 1
-            if stuck:
+            if stuck or self._work:  # an idle pool is not woken
                 for _ in range(len(self._work)):
                     self._start_thread()
                 self._changed.notify_all()

@@ -27,7 +27,9 @@ def test_a_program_can_replace_none_of_the_agents_functions(library: str) -> Non
         ["nm", "-D", "--defined-only", AGENT / "lib" / library], capture_output=True, text=True, check=True
     ).stdout
     names = {line.split()[-1] for line in symbols.splitlines()}
-    entries = {"OnLoad", "OnUnload"} if "hsa" in library else {"InitializeInjection"}
+    entries = (
+        {"OnLoad", "OnUnload"} if "hsa" in library else {"InitializeInjection", "InitializeInjectionNvtx2"}
+    )
     assert names == {"gpubpf_attach", "gpubpf_owner", *entries}
 
 

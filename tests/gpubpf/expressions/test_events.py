@@ -107,6 +107,7 @@ def test_logs_are_final_once_everything_was_read(ended: bool) -> None:
         names={},
         contexts={},
         stacks={},
+        ranges={},
         waves={},
         user=0,
         from_before=False,

@@ -36,7 +36,9 @@ def options_of(words: list[str], complete: bool) -> Options:
 
 @pytest.mark.parametrize("complete", [False, True])
 def test_the_defaults_are_those_of_the_parser(complete: bool) -> None:
-    expected = Options(TargetOptions(pids=[], files=[]), KernelOptions([]), output=OutputOptions("tool"))
+    expected = Options(
+        TargetOptions(pids=[], files=[]), KernelOptions([], ranges=[]), output=OutputOptions("tool")
+    )
     assert options_of([], complete) == expected
 
 
@@ -72,7 +74,7 @@ def test_each_group_has_its_options() -> None:
     every = ThreadOptions().thread
     assert options_of(words, complete=True) == Options(
         TargetOptions(["app", "-x"], [], [], ptx_options=False, duration=1.5),
-        KernelOptions(["a*"], (2, 3), 4, graphs=False),
+        KernelOptions(["a*"], (2, 3), 4, graphs=False, ranges=[]),
         ThreadOptions(((1, 1), *every[1:]), comm="c", tid=5),
         SamplingOptions(warps=8, seed=9),
         DeviceOptions("sim", map_memory=1 << 20),
