@@ -7,6 +7,7 @@ the tool runs. So a measurement begins with `keep`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -48,8 +49,9 @@ def keep_now() -> None:
         if name not in sys.modules and _keep_module(path):
             modules[name] = path
     for pattern in _DATA:
-        for file in _PACKAGE.glob(pattern):
-            _keep(str(file))
+        with contextlib.suppress(OSError):  # the directory cannot be listed: too many open files
+            for file in _PACKAGE.glob(pattern):
+                _keep(str(file))
     sys.meta_path.insert(0, _Finder(modules))
 
 

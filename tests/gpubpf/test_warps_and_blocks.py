@@ -40,7 +40,7 @@ int main() {
 """
 TEXT = r"""
 #include <gpubpf.h>
-struct found { u64 match, ballot, shuffle, kernel, epoch, below, count, active, uniform, apart, joined, warp, first; };
+struct found { u64 match, ballot, shuffle, kernel, epoch, below, count, active, uniform, apart, joined, warp, latest; };
 struct visit { u64 threads, lanes, highest; };
 GPU_THREAD_ARRAY(threads, struct found, 1);
 GPU_SITE_ARRAY(sites, struct visit);
@@ -72,7 +72,7 @@ int on_entry(struct gpu_entry *ctx) {
     mine->active = gpu_active();
     mine->uniform = uniform;
     mine->warp = gpu_global_warp();
-    mine->first = ctx->launch;
+    gpu_max(&mine->latest, ctx->launch); /* launches overlap */
     if (thread & 1) {
         odd = 1;
         mine->apart = gpu_ballot(1);
@@ -97,7 +97,7 @@ int on_exit(struct gpu_exit *ctx) {
     gpu_max(&here->highest, gpu_global_thread());
     int own = 0;
     struct found *mine = threads.lookup(&own);
-    if (mine && (mine->warp != gpu_global_warp() || mine->first > ctx->launch)) /* a later launch may have begun */
+    if (mine && (mine->warp != gpu_global_warp() || mine->latest < ctx->launch)) /* the same number as at the entry, or later */
         mine->warp = ~0ull;
     int key = 0;
     u64 *gone = left.lookup(&key);

@@ -72,6 +72,11 @@ def _serve(device: int, closes: bool, opens: bool) -> None:
         elif kind in (_OPEN, _READ, _FORGET, _INTERRUPT) or (kind == _FLUSH and not closes):
             continue
         else:
-            os.write(device, _OUT.pack(_OUT.size, -errno.ENOSYS, unique))
+            _answer(device, _OUT.pack(_OUT.size, -errno.ENOSYS, unique))
             continue
-        os.write(device, _OUT.pack(_OUT.size + len(answer), 0, unique) + answer)
+        _answer(device, _OUT.pack(_OUT.size + len(answer), 0, unique) + answer)
+
+
+def _answer(device: int, message: bytes) -> None:
+    with contextlib.suppress(FileNotFoundError):  # who asked has been interrupted
+        os.write(device, message)
