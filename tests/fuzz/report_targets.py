@@ -258,7 +258,7 @@ def thread_report(data: bytes) -> None:
     by = ("thread", "lane", "warp", "block")[options >> 5 & 3]
     args = cli.parse(threadhist.build_parser(), ["--by", by, *look, "--", "true"])
     results = cli.ResultWriter(cli.Options.of(args).output, Output("/dev/null"), lambda: 1)
-    views = ThreadViews(args.work or "instructions", args.by, args.top, args.all_threads)
+    views = cli.group(ThreadViews, args)
     units = {"tallies": shape.threads, "together": shape.blocks * shape.warps}
     rest = data[2:]
     for launches in (1, 2):

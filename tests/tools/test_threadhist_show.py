@@ -83,7 +83,7 @@ def show(tmp_path):
         threadhist.report(
             found,
             OwnerColumns(several),
-            ThreadViews(args.work or "instructions", args.by, args.top, args.all_threads),
+            cli.group(ThreadViews, args),
             results,
         )
         results.end(session.summary())

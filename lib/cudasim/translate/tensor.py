@@ -348,7 +348,9 @@ def _sparse_rows(v: Values, a: Matrix, metadata: Operand, selector: Operand) -> 
 
 
 def _block_scales(v: Values, kind: str, operands: tuple[Operand, ...]) -> str:
-    """Return C for `scales_`: the factors of block scaling, and which bytes of which lanes have them."""
+    """Return C that declares `scales_`, which describes block scaling.
+
+    It has the registers with the factors, by lane, and the lanes and the bytes of these registers that the instruction names."""
     m = v.instruction.modifiers
     types, count = _SCALES[kind]
     size = next((int(x[-2]) for x in m if x.startswith("scale_vec::")), count)

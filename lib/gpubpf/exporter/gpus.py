@@ -163,7 +163,7 @@ def _instances(shown: Iterable[GpuDevice]) -> Iterator[Family]:
 
 
 def _memory(shown: Iterable[GpuDevice], owner: Callable[[int], Owner], top: int) -> Family:
-    """Return who holds memory of which GPU. The owners with the most memory have series of their own."""
+    """Return how much memory of each GPU the processes of each owner hold. The owners with the least memory share a series."""
     held: dict[tuple[str, ...], int] = {}
     for one in shown:
         for process in one.processes:

@@ -224,7 +224,7 @@ def read(
     """Return the specifications of a command line. Raises UsageError, whose message begins with the wrong specification.
 
     texts: SPEC…
-    looks: --list, --ptx and --ebpf. If there is no SPEC, --ebpf prints the tool's own part, and --list tries `listed`.
+    looks: the values of --list, --ptx and --ebpf. Without a SPEC, --ebpf prints the tool's own part, and --list uses `listed`.
     one: reads one specification.
     """
     if not texts and looks.list:

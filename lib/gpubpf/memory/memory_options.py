@@ -12,7 +12,9 @@ from gpubpf.show.parsed import Options, group
 if TYPE_CHECKING:
     import argparse
 
-PATCHED_SHARE = 64  # with --sass, one in so many blocks is measured on a GPU: patches at each access are slow
+PATCHED_SHARE = (
+    64  # with --sass, memtrace measures one block in 64 on a GPU, because patches at each access are slow
+)
 
 
 class AccessViews(Record):

@@ -37,7 +37,7 @@ _waiting: dict[int, _Wait] = {}  # by thread
 
 
 def prepare() -> None:
-    """Get what `end` needs. Call this before the threads of the process drop their privileges."""
+    """Get what `end` needs, if its thread will have dropped its privileges by then."""
     fuse.connections()
 
 
@@ -49,7 +49,6 @@ def waiting(user: int, pid: int = 0, devices: Callable[[], Iterable[str]] = tupl
     pid: the user's process that may map the file system; 0: none.
     devices: returns the devices, as in /proc/PID/maps, that the wait can be for.
     """
-    prepare()  # this thread may have the privileges; the one that calls `end` may have dropped them
     thread = threading.get_ident()
     before = _waiting.get(thread)
     _waiting[thread] = _Wait(user, pid, devices, time.monotonic())

@@ -109,13 +109,13 @@ RECORDS = (*RECORD_OF.values(), KERNEL_RECORD, *of_every_tool(BUDGET))
 class ThreadViews(Record):
     """What to count, and which records to write.
 
-    work: the value of --work.
+    work: the value of --work, or what the tool counts without it.
     by: the value of --by.
     top: the number of threads to show, those with the most work; None: all threads.
     all_threads: also those of very large grids.
     """
 
-    work: str
+    work: str = "instructions"
     by: By = "thread"
     top: int | None = None
     all_threads: bool = False

@@ -16,9 +16,7 @@ from gpubpf.process import traceable
 from gpubpf.traced import joining
 
 INTERVAL = 0.1  # seconds between two searches, at least
-TRY_AGAIN = (
-    1.0  # seconds, at most, until the next attempt to attach to a process that has not initialized the driver
-)
+TRY_AGAIN = 1.0  # seconds until the next attempt to attach to a process that has not initialized the driver; at first INTERVAL
 SHARE = 100  # searches take at most 1/SHARE of a core
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpubpf.records.launch_shape import Shape
 from gpubpf.records.results import Instance
+from gpubpf.show import cli
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.threads.thread_counts import ThreadCounts
 from gpubpf.threads.thread_records import ThreadViews
@@ -52,12 +53,7 @@ SEVERAL = st.sampled_from((0, 1, 1, 2, 12)).flatmap(lambda n: st.tuples(*[ANY] *
 def test_a_generated_report(found: Any, ways: tuple[str, ...], asked: bool) -> None:
     for look, by in zip(LOOKS, ways, strict=True):
         tool, args, page, results = opened("threadhist", "--by", by, *look)
-        tool.report(
-            list(found),
-            OwnerColumns(asked),
-            ThreadViews(args.work or "instructions", args.by, args.top, args.all_threads),
-            results,
-        )
+        tool.report(list(found), OwnerColumns(asked), cli.group(ThreadViews, args), results)
         lines = check(page, args, shares=False)
         if not args.json and not args.csv and found:
             assert sum(line.endswith(f"per {by}") for line in lines) >= min(len(found), 8)
@@ -67,12 +63,7 @@ def test_a_generated_report(found: Any, ways: tuple[str, ...], asked: bool) -> N
 @generated(2, one=counts((2**10, 1, 1), (1024, 1, 1)))
 def test_a_million_threads(by: str, one: ThreadCounts) -> None:
     tool, args, page, results = opened("threadhist", "--by", by, "--top", "2")
-    tool.report(
-        [one],
-        OwnerColumns(),
-        ThreadViews(args.work or "instructions", args.by, args.top, args.all_threads),
-        results,
-    )
+    tool.report([one], OwnerColumns(), cli.group(ThreadViews, args), results)
     lines = check(page, args, shares=False)
     assert one.selected is not None or any("1,048,576 threads" in line for line in lines)
 
